@@ -80,7 +80,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     hostile = "\n".join(PAYLOADS)
     desk = script(
         line("good evening", "A good evening to you.", call("yield", **SLEEPS)),
-        *map(pay, ("bob", "dora", "erin", "fred", "gina")),
+        *map(pay, ("bob", "dora", "erin", "fred", "gina", "ruth")),
         line("read the page", hostile, call("read_page", name="page.txt")),
         *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
         line("read the note", "I do.", call("read_page", name="agent.yaml")),

@@ -18,6 +18,7 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import AuditRow, WorkerInfo
 from halter.guard.approvals import Question, ask_question
 from halter.operations import control, money, queries
+from halter.operations.decisions import waiting
 from halter.server.server import make_login_url
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
@@ -105,6 +106,20 @@ def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes
     expect(card).to_have_count(0)
     house.until(lambda: house.rests("desk-1"))
     assert house.paid().count("bob 5") == 1
+
+
+def test_a_person_who_is_sent_to_one_decision_finds_it_alone_and_hears_when_it_is_over(
+    house: House, comes: Comes
+) -> None:
+    house.tell("pay ruth")
+    page = comes("approver").goes("/")
+    expect(page.get_by_role("article", name="desk wants to pay to ruth, amount 5")).to_be_visible()
+    one = next(one for one in house.does(waiting(house.desk)) if "ruth" in one.shown)
+    page.goto(f"{house.url}/decision/{one.decision}")
+    press(page.get_by_role("article", name="desk wants to pay to ruth, amount 5"), "Approve pay")
+    expect(page.get_by_text(f"{one.decision} is answered already: approve, by approver.")).to_be_visible()
+    expect(page.get_by_role("article")).to_have_count(0)
+    house.until(lambda: house.rests("desk-1"))
 
 
 def test_a_call_is_approved_with_other_arguments_and_only_those(house: House, comes: Comes) -> None:

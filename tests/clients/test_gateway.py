@@ -1,15 +1,22 @@
 """Real MCP clients through the gateway to real MCP servers, offline: Inspector in both protocols, Claude Code, Codex.
 
+The servers are two of the elder protocol, and one that speaks the newer one alone.
+
 `make clients` installs all of them into a folder and runs this.
 """
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -30,22 +37,29 @@ env_key = "HALTER_KEY"
 wire_api = "responses"
 [mcp_servers.guarded]
 command = "{program}"
-args = {arguments}
 env = {{ HOME = "{home}", HALTER_PERSON = "ada", PATH = "{path}" }}
 startup_timeout_sec = 60
+tool_timeout_sec = {timeout}
 required = true
 """
+RED = {"hookSpecificOutput": {"hookEventName": "Elicitation", "action": "accept", "content": {"colour": "red"}}}
+SHORT = 4
+"""Seconds after which a client gives a call up."""
+LONG = 120
 
 
 class GatewayPlace:
-    """A home with a gateway before two servers from npm."""
+    """A home with a gateway before three servers; what passes between client and gateway is written down."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.files = home, home / "files"
         self.files.mkdir()
         (self.files / "a.txt").write_text("hello")
         self.environ = {"PATH": f"{BINARIES}:{os.environ['PATH']}", "HOME": str(home), "HALTER_PERSON": "ada"}
+        self.notes = home / "notes"
+        modern = [str(Path(__file__).parent / "servers" / "modern.mjs"), str(BINARIES.parent), str(self.notes)]
         servers = {
+            "modern": {"command": str(BINARIES / "node"), "args": modern},
             "everything": {"command": str(BINARIES / "mcp-server-everything"), "args": ["stdio"]},
             "files": {"command": str(BINARIES / "mcp-server-filesystem"), "args": [str(self.files)]},
         }
@@ -53,7 +67,19 @@ class GatewayPlace:
         (home / "desk").mkdir()
         self.policy("gateway: {wait: 1s}\n")
         where = ["--agent", str(home / "desk"), "--config", str(home / "servers.json"), "--store", str(home / "s.db")]
-        self.gateway = [sys.executable, "-m", "halter", "gateway", *where]
+        command = [sys.executable, "-m", "halter", "gateway", *where]
+        start = home / "gateway.sh"
+        start.write_text(f"#!/bin/sh\n{shlex.join(command)} | tee -a {shlex.quote(str(home / 'said'))}\n")
+        start.chmod(0o755)
+        self.gateway = str(start)
+
+    def noted(self) -> list[str]:
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+    def said(self, method: str) -> list[Any]:
+        """What the gateway sent to its client by itself."""
+        said = map(json.loads, (self.home / "said").read_text().splitlines())
+        return [each["params"] for each in said if each.get("method") == method]
 
     def policy(self, more: str) -> None:
         (self.home / "desk" / "agent.yaml").write_text(f"name: desk\n{more}")
@@ -77,11 +103,19 @@ class GatewayPlace:
         return done.stdout.decode() or done.stderr.decode()
 
     def inspect(self, era: str, method: str, *words: str) -> Any:
-        start = self.home / "gateway.sh"
-        start.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in self.gateway) + "\n")
-        start.chmod(0o755)
-        how = ["--protocol-era", era, "--method", method, *words, "--format", "json", "-q"]
-        said = json.loads(self.run(["mcp-inspector", "--cli", str(start), *how]))
+        how = [
+            "--connect-timeout",
+            "60000",
+            "--protocol-era",
+            era,
+            "--method",
+            method,
+            *words,
+            "--format",
+            "json",
+            "-q",
+        ]
+        said = json.loads(self.run(["mcp-inspector", "--cli", self.gateway, *how]))
         return said.get("result", said)
 
     def call(self, era: str, tool: str, **arguments: Any) -> Any:
@@ -92,8 +126,42 @@ class GatewayPlace:
         for asked in json.loads(self.halter("inbox", "--json")):
             self.halter("approve", asked["decision"])
 
-    def claude(self, provider: Provider, prompt: str) -> Any:
-        servers = {"guarded": {"command": self.gateway[0], "args": self.gateway[1:], "env": self.environ}}
+    @contextmanager
+    def connected(self, era: str, seconds: int = LONG) -> Generator[Callable[..., Any]]:
+        """Inspector's connection that outlives its commands; yields what types one."""
+        entry: dict[str, Any] = {"command": self.gateway, "args": [], "requestTimeout": seconds * 1000}
+        catalog = self.home / "catalog.json"
+        catalog.write_text(json.dumps({"mcpServers": {"guarded": entry}}))
+
+        def type_words(*words: str) -> Any:
+            said = self.run(["mcpdo", "--catalog", str(catalog), "--format", "json", *words])
+            return json.loads(said[said.index("{") :])
+
+        type_words("connect", "guarded", "--era", era, "--connect-timeout", "60000")
+        try:
+            yield partial(type_words, "--connection", "guarded")
+        finally:
+            type_words("disconnect", "guarded")
+            type_words("daemon", "stop")
+
+    @contextmanager
+    def approving(self) -> Generator[None]:
+        """A person who answers while a call is held."""
+
+        def wait() -> None:
+            while not (asked := self.halter("inbox", "--json")).startswith("[{"):
+                time.sleep(2)
+            self.halter("approve", json.loads(asked)[0]["decision"])
+
+        person = Thread(target=wait, daemon=True)
+        person.start()
+        yield
+        person.join(LONG)
+
+    def claude(self, provider: Provider, prompt: str, **more: str) -> Any:
+        servers = {"guarded": {"command": self.gateway, "env": self.environ}}
+        hook = {"type": "command", "command": f"echo '{json.dumps(RED)}'"}
+        settings = {"hooks": {"Elicitation": [{"hooks": [hook]}]}}
         (self.home / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
         environ = {
             "ANTHROPIC_BASE_URL": provider.url,
@@ -103,17 +171,19 @@ class GatewayPlace:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "ENABLE_TOOL_SEARCH": "false",
             "MCP_TIMEOUT": "60000",
+            **more,
         }
         words = ["claude", "-p", prompt, "--output-format", "json", "--allowedTools", "mcp__guarded"]
+        words += ["--settings", json.dumps(settings)]
         words += ["--mcp-config", str(self.home / "mcp.json"), "--strict-mcp-config"]
         return json.loads(self.run(words, environ))
 
-    def codex(self, provider: Provider) -> str:
+    def codex(self, provider: Provider, timeout: int = LONG) -> str:
         (self.home / ".codex").mkdir(exist_ok=True)
         config = CODEX.format(
             url=provider.url,
-            program=self.gateway[0],
-            arguments=json.dumps(self.gateway[1:]),
+            program=self.gateway,
+            timeout=timeout,
             home=self.home,
             path=self.environ["PATH"],
         )
@@ -202,3 +272,87 @@ def test_codex_calls_through_the_gateway(place: GatewayPlace) -> None:
             assert "done" in said, said
         place.approve_all()
     assert path.read_text() == "by codex"
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_inspector_is_asked_by_servers_of_both_protocols(place: GatewayPlace, era: str) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    with place.connected(era) as do:
+        asked = do("tools/call", "modern__ask", "question:=Which?")["elicitationPending"]
+        assert asked["message"] == "The server modern asks: Which?"
+        said = do("elicitation/respond", asked["elicitationId"], "colour:=red")
+        assert said["content"][0]["text"] == "they like red"
+        asked = do("tools/call", "everything__trigger-elicitation-request")["elicitationPending"]
+        assert asked["message"].startswith("The server everything asks: ")
+        said = do("elicitation/respond", asked["elicitationId"], '{"name": "Ada", "check": true}')
+        assert "Name: Ada" in said["content"][1]["text"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_inspector_hears_progress_and_what_it_gives_up_is_cancelled(place: GatewayPlace, era: str) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    with place.connected(era, SHORT) as do:
+        said = do("tools/call", "modern__steps", "what:=x", "--tool-metadata", "progressToken=p1")
+        assert said["content"][0]["text"] == "x arrived"
+        assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+        assert "timed out" in json.dumps(do("tools/call", "modern__slow", "what:=y"))
+    assert place.noted() == ["steps x true", "began y", "stopped y"]
+    assert ("modern__slow", "unknown") in place.calls()
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_inspector_is_refused_a_changed_tool_until_a_person_agrees(place: GatewayPlace, era: str) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    with place.connected(era) as do:
+        assert do("tools/call", "modern__act", "what:=x")["content"][0]["text"] == "did x"
+        do("tools/call", "modern__change")
+        assert do("tools/call", "modern__act", "what:=y")["error"]["code"] == "tool_not_found"
+        assert "modern__act" not in [tool["name"] for tool in do("tools/list")["tools"]]
+        place.approve_all()
+        assert do("tools/call", "modern__act", "what:=z")["content"][0]["text"] == "did z"
+    assert place.noted() == ["act x", "act z"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_of_inspector_that_a_person_approves_while_it_waits_is_made(place: GatewayPlace, era: str) -> None:
+    place.policy("gateway: {wait: 2m}\n")
+    path = place.files / "e.txt"
+    with place.approving():
+        said = place.call(era, WRITE, path=path, content="new")
+        assert not said.get("isError", True), said
+    assert path.read_text() == "new"
+
+
+def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_waits(place: GatewayPlace) -> None:
+    def use(key: str, tool: str, **given: Any) -> Any:
+        return calls((key, f"mcp__guarded__{tool}", given))
+
+    path = place.files / "f.txt"
+    place.policy("gateway: {wait: 2m}\npolicy: {tools: {modern__slow: {level: CONTROLLED}}}\n")
+    write = use("t1", WRITE, path=str(path), content="by claude")
+    with Provider([write, text("done")]) as provider, place.approving():
+        assert place.claude(provider, "go")["result"] == "done"
+    assert path.read_text() == "by claude"
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    steps = use("t2", "modern__steps", what="x")
+    ask, slow = use("t3", "modern__ask", question="Which?"), use("t4", "modern__slow", what="y")
+    with Provider([steps, ask, slow, text("done")]) as provider:
+        assert place.claude(provider, "go", MCP_TOOL_TIMEOUT=f"{SHORT}000")["result"] == "done"
+        said = json.dumps(provider.asked[-1]["messages"])
+    assert "they like red" in said
+    assert "timed out" in said
+    assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+    assert place.noted() == ["steps x true", "began y", "stopped y"]
+
+
+def test_codex_is_asked_hears_progress_and_cancels(place: GatewayPlace) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    made = [("steps", {"what": "x"}), ("ask", {"question": "Which?"}), ("slow", {"what": "y"})]
+    steps = [calls((f"t{index}", f"mcp__guarded/modern__{tool}", given)) for index, (tool, given) in enumerate(made)]
+    with Provider([*steps, text("done")]) as provider:
+        assert "done" in place.codex(provider, SHORT)
+        said = json.dumps(provider.asked[-1]["input"])
+    # It has nobody there, and says no to every form.
+    assert "they said decline" in said
+    assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
+    assert place.noted() == ["steps x true", "began y", "stopped y"]

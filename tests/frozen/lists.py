@@ -31,6 +31,7 @@ UNDESCRIBED: Final = (
         "/agent/{name}",
         "/sessions",
         "/session/{name}",
+        "/decision/{name:path}",
         "/receipt/{name}",
         "/audit",
         "/budgets",

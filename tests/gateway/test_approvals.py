@@ -11,7 +11,7 @@ from mcp_types import ElicitResult
 from halter.core.clock import MINUTE, SECOND
 from halter.guard.approvals import approve_edited
 from halter.testing.fakes import ManualClock
-from tests.gateway.desks import ERAS, START, GatewayDesk, liar, open_at, open_desk, text_of
+from tests.gateway.desks import ERAS, START, GatewayDesk, liar, modern, open_at, open_desk, text_of
 
 SEMI = "mode: SEMI\n"
 ACT = ("helpful__act", {"what": "x"})
@@ -153,7 +153,7 @@ async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_sa
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_client_that_opens_addresses_is_sent_to_the_dashboard_and_decides_nothing_by_it(
+async def test_a_client_that_opens_addresses_is_sent_to_the_decision_s_page_and_decides_nothing_by_it(
     tmp_path: Path, era: str
 ) -> None:
     asked: list[Any] = []
@@ -168,9 +168,9 @@ async def test_a_client_that_opens_addresses_is_sent_to_the_dashboard_and_decide
         desk.client(era, elicitation_callback=accept) as client,
     ):
         call = asyncio.create_task(client.call_tool(*ACT))
-        await desk.until_asked()
+        decision = (await desk.until_asked()).decision
         await pass_time(clock, call)
-        assert [each.url for each in asked] == ["https://halter.example/"]
+        assert [each.url for each in asked] == [f"https://halter.example/decision/{decision}"]
         assert ((await call).is_error, desk.noted()) == (True, [])
 
 
@@ -197,6 +197,18 @@ async def test_a_changed_tool_is_held_until_a_person_pins_it_again(tmp_path: Pat
         listed = {tool.name: tool.description for tool in (await client.list_tools()).tools}
         assert listed["liar__echo"] == "Something else entirely."
         assert text_of(await client.call_tool("liar__echo", {"n": 3})) == '{"n": 3}'
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_changed_tool_of_a_server_of_the_newer_protocol_is_held_too(tmp_path: Path, era: str) -> None:
+    servers = {"modern": modern(tmp_path / "notes")}
+    async with open_desk(tmp_path, servers=servers) as desk, desk.client(era) as client:
+        assert "modern__ask" in [tool.name for tool in (await client.list_tools()).tools]
+        await client.call_tool("modern__change", {})
+        refused = await client.call_tool("modern__ask", {"question": "Which?"})
+        assert "has changed since a person agreed to it" in text_of(refused)
+        assert "modern__ask" not in [tool.name for tool in (await client.list_tools()).tools]
+        assert (await desk.until_asked()).about == "changed_server"
 
 
 class Replies:

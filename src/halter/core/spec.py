@@ -403,7 +403,7 @@ class GatewaySpec(Spec, frozen=True):
     )
     timeout: Annotated[Duration, Meta(description="How long one call of a server's tool may take.")] = 10 * MINUTE
     dashboard: (
-        Annotated[Url, Meta(description="Where the dashboard is; clients that can are sent there to decide.")]
+        Annotated[Url, Meta(description="Where the dashboard is; clients that can are sent to its page of a decision.")]
         | UnsetType
     ) = UNSET
     trust_client_elicitation: Annotated[

@@ -21,7 +21,7 @@ from nicegui import Client, core, ui
 from halter.core.errors import HalterError, NotDone, StoreError
 from halter.dashboard.agent import build_agent_page
 from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
-from halter.dashboard.home import build_home_page
+from halter.dashboard.home import build_decision_page, build_home_page
 from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, make_manifest
 from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
 from halter.dashboard.parts import add_box, add_icon, add_link, add_text, make_single_line
@@ -160,6 +160,7 @@ def mount_dashboard(
         ("/agent/{name}", "", "/fleet", build_agent_page),
         ("/sessions", "Sessions", "/sessions", build_sessions_page),
         ("/session/{name}", "", "/sessions", build_session_page),
+        ("/decision/{name:path}", "Decision ", "/", build_decision_page),
         ("/receipt/{name}", "Receipt of ", "/sessions", build_receipt_page),
         ("/audit", "Audit", "/audit", build_audit_page),
         ("/budgets", "Budgets", "/budgets", build_budgets_page),

@@ -10,6 +10,7 @@ import msgspec
 from nicegui.element import Element
 
 from halter.core.clock import DAY, HOUR, SECOND, parse_duration
+from halter.core.errors import NotDone
 from halter.core.money import ZERO_USD
 from halter.core.rows import HaltRow, NotificationRow
 from halter.core.text import format_count, to_one_line
@@ -426,6 +427,24 @@ def _ask_answer(room: OpenPage, need: Need) -> None:
 
 def _build_card(room: OpenPage, one: WaitingDecision | Need) -> Callable[[Any], None]:
     return build_need_card(room, one) if isinstance(one, Need) else build_decision_card(room, one)
+
+
+async def build_decision_page(room: OpenPage, name: str) -> RefreshPage:
+    """Shows one decision alone, to a person who was sent to it; one that is over says how it ended."""
+    one = await decisions.decision_meant(room.desk, name)
+    cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda shown: build_decision_card(room, shown))
+    with add_box("div", role="status"):
+        ended = add_text("")
+
+    async def refresh(_: FeedChanges) -> None:
+        try:
+            cards.show({one.decision: await decisions.decision_meant(room.desk, one.decision)})
+        except NotDone as over:
+            cards.show({})
+            ended.say(str(over))
+
+    await refresh(FeedChanges(everything=True))
+    return refresh
 
 
 async def build_home_page(room: OpenPage) -> RefreshPage:

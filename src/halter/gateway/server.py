@@ -316,8 +316,11 @@ class Gateway:
         return {**_render_text(f"Halter: {outcome.text}", failed=outcome.outcome != "ok"), "_meta": meta}
 
     def _masked(self, result: Any) -> dict[str, Any]:
+        """A server's result for the client. What the protocol says of a hop, such as who answers, ends here."""
         said = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return {**mask(said, self.terms.guard.redacted), "resultType": "complete"}
+        meta = {key: value for key, value in said.pop("_meta", {}).items() if not key.startswith(_RESERVED_META)}
+        kept = {**said, "_meta": meta} if meta else said
+        return {**mask(kept, self.terms.guard.redacted), "resultType": "complete"}
 
     async def tend(self) -> None:
         """End idle sessions, and those that killed gateways left, until cancelled."""
@@ -395,6 +398,7 @@ def _render_data(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**_render_text(said, failed=False), "structuredContent": dict(data)}
 
 
+_RESERVED_META: Final = "io.modelcontextprotocol/"
 _PICTURES: Final = ("image", "audio")
 
 

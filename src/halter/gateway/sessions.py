@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -208,7 +209,8 @@ class GatedSession:
             return
         message = f"Halter asks whether this call may be made: {asked.shown}"
         if spec.dashboard is not msgspec.UNSET and client.can_show("url"):
-            await client.elicit(make_url_question(message, f"{spec.dashboard.rstrip('/')}/", decision))
+            page = f"{spec.dashboard.rstrip('/')}/decision/{quote(decision)}"
+            await client.elicit(make_url_question(message, page, decision))
         if not spec.trust_client_elicitation or not may_decide(app.settings.person) or not client.can_show("form"):
             return
         said = await client.elicit(make_form_question(message))

@@ -12,7 +12,7 @@ import re
 import ssl
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -46,6 +46,7 @@ from halter.tools.mcp_session import (
     CallRelay,
     McpPeer,
     ToolListRecorder,
+    follow_changes,
     list_server_tools,
     negotiate_version,
     open_mcp_session,
@@ -170,6 +171,8 @@ _NO_BYTECODE: Final[Mapping[str, str]] = {"PYTHONDONTWRITEBYTECODE": "1"}
 T = TypeVar("T")
 
 _GRACE: Final = 5.0
+_LISTEN_PATIENCE: Final = 2.0
+"""Seconds in which a server should say that it will tell of changes; after that its tools are listed anyway."""
 
 
 def _no_secrets(name: str) -> str:
@@ -489,9 +492,24 @@ class McpServer:
         ):
             live.session = opened
             await negotiate_version(opened)
-            await self._list(live, opened)
-            live.ready.set_result(None)
-            await live.ending.over.wait()
+            async with self._followed(live, opened):
+                await self._list(live, opened)
+                live.ready.set_result(None)
+                await live.ending.over.wait()
+
+    @asynccontextmanager
+    async def _followed(self, live: _LiveConnection, opened: "ClientSession") -> AsyncGenerator[None]:
+        """Hear of changes before the tools are listed, so that none is missed in between."""
+        heard, clock = asyncio.Event(), self._terms.clock
+        news = follow_changes(opened, live.outdate, heard, lambda tries: clock.sleep(tries * SECOND))
+        following = asyncio.create_task(news, name=f"mcp {self.name} news")
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(heard.wait(), _LISTEN_PATIENCE)
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))
 
     def _wire(self, ending: ConnectionEnding) -> AbstractAsyncContextManager[tuple[Any, Any]]:
         server, terms = self._server, self._terms

@@ -3,6 +3,7 @@
 A call of a tool, a resource and a prompt can be sent only with a permit.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def _read_entry(entry: Any) -> dict[str, Any] | None:
 
 
 _PAGES: Final = 100
+_MOST_LOST: Final = 10
+"""How often in a row a stream of changes is opened again."""
 
 
 class McpPeer(Protocol):
@@ -154,6 +157,37 @@ async def negotiate_version(session: "ClientSession") -> None:
             await session.discover()
         except MCPError:
             raise refused from None
+
+
+async def follow_changes(
+    session: "ClientSession", changed: Callable[[], None], heard: asyncio.Event, pause: Callable[[int], Awaitable[None]]
+) -> None:
+    """Have a server of the newer protocol say what changes: it tells only those who listen.
+
+    `heard` is set once it listens or will not. What may have been missed before that, or in a gap, is `changed`.
+    """
+    from mcp.client.subscriptions import SubscriptionLost, listen
+    from mcp.shared.exceptions import MCPError
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    lost = 0
+    while session.protocol_version in MODERN_PROTOCOL_VERSIONS and lost < _MOST_LOST:
+        try:
+            async with listen(
+                session, tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
+            ) as news:
+                if heard.is_set():
+                    changed()
+                heard.set()
+                async for _ in news:
+                    lost = 0
+        except SubscriptionLost:
+            """It is opened again below."""
+        except MCPError:
+            break
+        lost += 1
+        await pause(lost)
+    heard.set()
 
 
 async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:

@@ -23,8 +23,25 @@ def answer(asked: dict[str, Any], result: dict[str, Any]) -> None:
     say({"id": asked["id"], "result": {"resultType": "complete", **result}})
 
 
+def tell(listening: Any, method: str, **params: Any) -> None:
+    """Tell of something on a stream that the client has opened."""
+    meta = {"io.modelcontextprotocol/subscriptionId": listening}
+    say({"method": f"notifications/{method}", "params": {**params, "_meta": meta}})
+
+
+def change() -> None:
+    tools[0]["description"] = "Something else entirely."
+    for listening, wanted in streams.items():
+        if wanted.get("toolsListChanged"):
+            tell(listening, "tools/list_changed")
+
+
 def called(asked: dict[str, Any]) -> None:
     params = asked["params"]
+    if params["name"] == "change":
+        change()
+        answer(asked, {"content": [{"type": "text", "text": "changed"}]})
+        return
     responses = params.get("inputResponses")
     if responses is None:
         form = {"mode": "form", "message": params["arguments"]["question"], "requestedSchema": FORM}
@@ -38,6 +55,12 @@ def called(asked: dict[str, Any]) -> None:
     answer(asked, {"content": [{"type": "text", "text": told}]})
 
 
+READ = {"readOnlyHint": True}
+tools: list[dict[str, Any]] = [
+    {"name": "ask", "description": "Ask.", "inputSchema": SCHEMA, "annotations": READ},
+    {"name": "change", "description": "Become another.", "inputSchema": {"type": "object"}, "annotations": READ},
+]
+streams: dict[Any, dict[str, Any]] = {}
 for line in sys.stdin:
     asked = json.loads(line)
     match asked.get("method"):
@@ -52,8 +75,10 @@ for line in sys.stdin:
                 },
             )
         case "tools/list":
-            tool = {"name": "ask", "description": "Ask.", "inputSchema": SCHEMA, "annotations": {"readOnlyHint": True}}
-            answer(asked, {"tools": [tool], **KEPT})
+            answer(asked, {"tools": tools, **KEPT})
+        case "subscriptions/listen":
+            wanted = streams[asked["id"]] = asked["params"]["notifications"]
+            tell(asked["id"], "subscriptions/acknowledged", notifications=wanted)
         case "tools/call":
             called(asked)
         case _ if "id" in asked:
