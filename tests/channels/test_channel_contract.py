@@ -9,12 +9,15 @@ import pytest
 import uvicorn
 
 from halter.channels.channel import Transport, TransportFailed
-from halter.channels.messages import ChatButton, ChatMessage
+from halter.channels.messages import ChatButton, ChatMessage, ChatReply
+from halter.channels.ntfy import NtfyTransport
 from halter.channels.serve import connect_directly
 from halter.channels.telegram import TelegramTransport
+from tests.channels.fake_ntfy import FakeNtfy
 from tests.channels.fake_telegram import FakeTelegram, Refused
 
-MESSAGE = ChatMessage("Is it so?\n\n{}\n\nSay.", (ChatButton("Yes", "yes:1"), ChatButton("No", "no:1")), (11, 13))
+YES, NO = (f"{verb}:{'0' * 32}" for verb in ("yes", "no"))
+MESSAGE = ChatMessage("Is it so?\n\n{}\n\nSay.", (ChatButton("Yes", YES), ChatButton("No", NO)), (11, 13))
 ADA = "41"
 
 
@@ -33,21 +36,31 @@ async def served(app: Any) -> AsyncIterator[str]:
 class Platform:
     """A fake, and the transport that speaks to it."""
 
-    def __init__(self, fake: FakeTelegram, url: str) -> None:
+    def __init__(self, fake: Any, transport: Transport) -> None:
         self.fake = fake
-        self.transport: Transport = TelegramTransport(lambda: fake.token, url, connect_directly)
+        self.transport = transport
+
+    async def receive(self, after: str, count: int) -> list[ChatReply]:
+        """Read so many replies that follow a mark, and see that no more come with them."""
+        found: list[ChatReply] = []
+        while len(found) < count:
+            found += await self.transport.receive(after, HERE)
+        return found
 
 
-@pytest.fixture(params=["telegram"])
+@pytest.fixture(params=["telegram", "ntfy"])
 async def platform(request: pytest.FixtureRequest) -> AsyncIterator[Platform]:
-    fake = FakeTelegram()
+    fake: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy}[request.param]()
     async with served(fake) as url:
-        made = Platform(fake, url)
-        yield made
-        await made.transport.close()
+        token = fake.token
+        made: Transport = TelegramTransport(lambda: token, url, connect_directly)
+        if request.param == "ntfy":
+            made = NtfyTransport(url, lambda: token, connect_directly)
+        yield Platform(fake, made)
+        await made.close()
 
 
-NOWHERE = frozenset[str]()
+HERE = frozenset([ADA])
 
 
 async def test_a_message_is_sent_pressed_answered_and_closed(platform: Platform) -> None:
@@ -55,8 +68,8 @@ async def test_a_message_is_sent_pressed_answered_and_closed(platform: Platform)
     (shown,) = platform.fake.messages
     assert (shown.id, shown.text, [*shown.buttons]) == (sent, MESSAGE.text, ["Yes", "No"])
     platform.fake.press(ADA, shown, "Yes")
-    (reply,) = await platform.transport.receive("", NOWHERE)
-    assert (reply.account, reply.place, reply.message, reply.press) == (ADA, ADA, sent, "yes:1")
+    (reply,) = await platform.receive("", 1)
+    assert (reply.account, reply.place, reply.press) == (ADA, ADA, YES)
     await platform.transport.respond(reply, "So it is.")
     await platform.transport.close_message(ADA, sent, "It was so.")
     assert (shown.text, shown.buttons) == ("It was so.", {})
@@ -66,13 +79,10 @@ async def test_a_message_is_sent_pressed_answered_and_closed(platform: Platform)
 async def test_what_follows_a_mark_is_read_once_and_in_order(platform: Platform) -> None:
     for text in ("one", "two", "three"):
         platform.fake.write(ADA, text)
-    replies = await platform.transport.receive("", NOWHERE)
+    replies = await platform.receive("", 3)
     assert [each.text for each in replies] == ["one", "two", "three"]
     platform.fake.write(ADA, "four")
-    assert [each.text for each in await platform.transport.receive(replies[-1].mark, NOWHERE)] == ["four"]
-    platform.fake.write(ADA, "five")
-    platform.fake.send_again()
-    assert [each.text for each in await platform.transport.receive(replies[0].mark, NOWHERE)] == ["five"]
+    assert [each.text for each in await platform.receive(replies[0].mark, 1)] == ["four"]
 
 
 async def test_a_text_that_fits_is_taken_and_one_letter_more_is_not(platform: Platform) -> None:
@@ -94,18 +104,38 @@ async def test_a_limit_says_how_long_to_wait(platform: Platform) -> None:
     assert (failed.value.may_retry, failed.value.retry_after) == (True, 7_000_000)
 
 
-async def test_what_cannot_be_reached_is_tried_again_and_gives_nothing_away() -> None:
-    transport = TelegramTransport(lambda: "1:secret", "http://127.0.0.1:9", connect_directly)
-    with pytest.raises(TransportFailed) as failed:
-        await transport.send(ADA, MESSAGE)
-    assert failed.value.may_retry
-    assert "secret" not in str(failed.value)
+@pytest.mark.parametrize(
+    "transport",
+    [
+        TelegramTransport(lambda: "1:secret", "http://127.0.0.1:9", connect_directly),
+        NtfyTransport("http://127.0.0.1:9", lambda: "1:secret", connect_directly),
+    ],
+    ids=["telegram", "ntfy"],
+)
+async def test_what_cannot_be_reached_is_tried_again_and_gives_nothing_away(transport: Transport) -> None:
+    for act in (transport.send(ADA, MESSAGE), transport.receive("", HERE)):
+        with pytest.raises(TransportFailed) as failed:
+            await act
+        assert failed.value.may_retry
+        assert "secret" not in str(failed.value)
     await transport.close()
 
 
-async def test_updates_of_a_kind_that_is_not_known_are_passed_over(platform: Platform) -> None:
-    fake = platform.fake
-    fake.arrive({"message": {"message_id": "not a number"}})
-    fake.arrive({"my_chat_member": {}})
-    fake.write(ADA, "hello")
-    assert [each.text for each in await platform.transport.receive("", NOWHERE)] == ["hello"]
+async def test_a_wrong_key_is_tried_again_later(platform: Platform) -> None:
+    platform.fake.token = "another"
+    for act in (platform.transport.send(ADA, MESSAGE), platform.transport.receive("", HERE)):
+        with pytest.raises(TransportFailed) as failed:
+            await act
+        assert (failed.value.may_retry, failed.value.retry_after) == (True, 60_000_000)
+
+
+async def test_what_is_not_known_is_passed_over(platform: Platform) -> None:
+    if isinstance(platform.fake, FakeTelegram):
+        platform.fake.arrive({"message": {"message_id": "not a number"}})
+        platform.fake.arrive({"my_chat_member": {}})
+    platform.fake.write("42", "of a topic that is not read, or of another account")
+    platform.fake.write(ADA, "hello")
+    found: list[ChatReply] = []
+    while not any(each.account == ADA for each in found):
+        found += await platform.transport.receive("", HERE)
+    assert found[-1].text == "hello"

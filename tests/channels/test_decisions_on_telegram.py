@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from autonomous import Fleet
-from httpx2 import ASGITransport, AsyncClient
+from httpx2 import AsyncClient
 
 from halter.channels.serve import serve_channels
 from halter.core.clock import HOUR, MINUTE, SECOND
@@ -19,6 +19,7 @@ from halter.operations.channels import offer_pairing, remove_approver
 from halter.operations.desk import Desk, Who
 from halter.testing.world import World
 from tests.channels.fake_telegram import FakeTelegram, Refused
+from tests.channels.streams import StreamedApp
 
 FLEET = "channels:\n  telegram: {token: '${secret:TELEGRAM}', url: 'http://telegram.test'}\n"
 DESK = """
@@ -49,17 +50,19 @@ ADA = "41"
 class Phone:
     """A fleet with one agent that asks, a Telegram, and people with phones."""
 
-    def __init__(self, world: World, home: Path, replies: str = WIPES, more: str = "") -> None:
+    def __init__(
+        self, world: World, home: Path, replies: str = WIPES, more: str = "", platform: Any = None, fleet: str = FLEET
+    ) -> None:
         self.world = world
-        self.platform = FakeTelegram()
-        self.fleet = Fleet(world, home, FLEET + more)
+        self.platform = platform or FakeTelegram()
+        self.fleet = Fleet(world, home, fleet + more)
         self.fleet.environ["HALTER_SECRET_TELEGRAM"] = self.platform.token
         self.folder = self.fleet.agent("desk", DESK, TOOLS, replies_yaml=replies)
         self.told: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     def connect(self) -> AsyncClient:
-        return AsyncClient(transport=ASGITransport(self.platform))
+        return AsyncClient(transport=StreamedApp(self.platform))
 
     def serve(self) -> asyncio.Task[None]:
         task = self.world.spawn(serve_channels(self.fleet.app, self.told.append, self.connect))

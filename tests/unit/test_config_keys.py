@@ -22,6 +22,7 @@ from halter.core.spec import (
     ChannelsSpec,
     FilesSpec,
     GatewaySpec,
+    NtfySpec,
     Phase,
     ResolvedPolicy,
     ShellSpec,
@@ -327,6 +328,9 @@ def test_how_decisions_reach_a_phone_is_read() -> None:
     ).spec.channels
     assert said.dashboard == "https://halter.example"
     assert said.telegram == TelegramSpec(token="${secret:T}", url="http://127.0.0.1:8081")
+    assert fleet("channels: {ntfy: {}}\n").spec.channels.ntfy == NtfySpec(url="https://ntfy.sh")
+    said = fleet("channels: {ntfy: {url: 'http://127.0.0.1:8082', token: '${secret:N}'}}\n").spec.channels
+    assert said.ntfy == NtfySpec(url="http://127.0.0.1:8082", token="${secret:N}")
     with pytest.raises(ConfigError, match=r"must be a reference"):
         fleet("channels: {telegram: {token: '123456:in-plain-text'}}\n")
 

@@ -235,10 +235,11 @@ def _read_command(reply: ChatReply, state: ChannelState) -> Intent:
             return ShowStatus()
         case "halt":
             return StopScope(rest or "fleet")
-        case "yes" | "no" | "approve" | "deny" | "always" | "cap":
+        case "yes" | "no" | "approve" | "deny" | "always" | "cap" | "edit":
             decision, _, more = rest.partition(" ")
             shown = [one for one in state.shown.values() if one.place == reply.place and one.decision == decision]
-            return _read_words(f"{verb} {more}".strip(), shown[-1]) if shown else Explain(f"Name a question. {HELP}")
+            words = more if verb == "edit" else f"{verb} {more}"
+            return _read_words(words.strip(), shown[-1]) if shown else Explain(f"Name a question. {HELP}")
         case _:
             return Explain(HELP)
 

@@ -44,6 +44,12 @@ def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect
 
         token = partial(_reveal, app, spec.telegram.token, "channels.telegram.token")
         found.append(TelegramTransport(token, spec.telegram.url, connect))
+    if spec.ntfy is not UNSET:
+        from halter.channels.ntfy import NtfyTransport
+
+        key = spec.ntfy.token
+        access = None if key is UNSET else partial(_reveal, app, key, "channels.ntfy.token")
+        found.append(NtfyTransport(spec.ntfy.url, access, connect))
     return found
 
 

@@ -304,7 +304,7 @@ cancel = command(
 )
 
 
-ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram.")]
+ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram or ntfy.")]
 PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="The person's name; it is in every event.")]
 
 
@@ -342,16 +342,42 @@ def pair(
     platform is reached, and `halter serve`, `halter up` or a worker reads the code.
     """
 
-    async def job(app: Runtime) -> PairingCode:
-        return await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
+    async def job(app: Runtime) -> tuple[PairingCode, str]:
+        made = await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
+        return made, await _send_code(app, made)
 
     places = report_errors(lambda: read_cli_settings(store))
-    made = run_with_app(store, job, new=never_used(places, store))
+    made, problem = run_with_app(store, job, new=never_used(places, store))
     if as_json:
         answer_json(msgspec.structs.asdict(made))
         return
     say(made.code)
+    if made.place:
+        say(f"Subscribe to the topic {made.place} in the ntfy app, and keep its name to yourself: it is the key.")
+        say(f"{problem} Publish the code to {made.place}-re." if problem else "Then press Pair below what comes there.")
+        return
     say(f"Send this code to the bot within ten minutes, from the account that answers as {made.name} ({made.role}).")
+
+
+async def _send_code(app: Runtime, made: PairingCode) -> str:
+    """Send a code to the topic that was made for it; returns why that failed."""
+    if not made.place:
+        return ""
+    from halter.channels.channel import TransportFailed
+    from halter.channels.messages import ChatButton, ChatMessage
+    from halter.channels.serve import make_transports, read_channels
+
+    text = f"Answer decisions here as {made.name} ({made.role})?"
+    for transport in make_transports(app, read_channels(app)):
+        if transport.name == made.channel:
+            try:
+                await transport.send(made.place, ChatMessage(text, (ChatButton("Pair", made.code),)))
+            except TransportFailed as failed:
+                return str(failed)
+            finally:
+                await transport.close()
+            return ""
+    return f"No {made.channel} is named under `channels` in halter.yaml, so the code was not sent there."
 
 
 def unpair(

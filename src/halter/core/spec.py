@@ -303,10 +303,20 @@ class TelegramSpec(Spec, frozen=True):
     url: Annotated[Url, Meta(description="The address of the Bot API.")] = "https://api.telegram.org"
 
 
+class NtfySpec(Spec, frozen=True):
+    """A server of ntfy that people answer decisions with."""
+
+    HIDDEN: ClassVar[bool] = True
+
+    url: Annotated[Url, Meta(description="The address of the server.")] = "https://ntfy.sh"
+    token: Annotated[SecretReference, Meta(description="An access token, as `${secret:NAME}`.")] | UnsetType = UNSET
+
+
 class ChannelsSpec(Spec, frozen=True):
     """Where people answer decisions, beside the inbox. Who may is paired with `halter channels pair`."""
 
     telegram: Annotated[TelegramSpec, Meta(description="By a bot of your own in Telegram.")] | UnsetType = UNSET
+    ntfy: Annotated[NtfySpec, Meta(description="By ntfy, with secret topics.")] | UnsetType = UNSET
     dashboard: (
         Annotated[Url, Meta(description="The dashboard's address, named where a question is too long for a message.")]
         | UnsetType

@@ -1,0 +1,188 @@
+"""ntfy with a topic for questions and one for answers, for each person.
+
+The name of a topic is a secret that pairing makes, and knows a person: what is sent to the topic of answers was sent by
+them. A button posts there what it carries. Both topics are on the server, so no address of Halter's is reached.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from halter.channels.channel import TransportFailed
+from halter.channels.messages import BUTTON_PATTERN, ChatMessage, ChatReply
+from halter.core.clock import MINUTE, SECOND
+from halter.core.text import clean, shorten
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient, Response
+
+MAX_BYTES: Final = 4096
+"""A longer message becomes a file, which a phone does not show."""
+MAX_BUTTONS: Final = 3
+REPLIES: Final = "-re"
+"""What the topic of answers is called, after that of questions."""
+SINCE: Final = "10m"
+"""How far back is read where nothing was read yet: as long as a pairing code is good."""
+POLL_SECONDS: Final = 25
+IDLE_SECONDS: Final = 2
+"""Between looks for a first person to read from."""
+CALL_SECONDS: Final = 20
+_DENIED: Final = (401, 403)
+_TOO_MANY: Final = 429
+_BROKEN: Final = 500
+_ERROR: Final = 400
+
+
+class _Event(msgspec.Struct, frozen=True):
+    id: str
+    event: str
+    topic: str = ""
+    message: str = ""
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    error: str = ""
+
+
+class NtfyTransport:
+    name = "ntfy"
+
+    def __init__(self, url: str, reveal_token: Callable[[], str] | None, connect: Callable[[], "AsyncClient"]) -> None:
+        self._url = url.rstrip("/")
+        self._reveal_token = reveal_token
+        self._connect = connect
+        self._client: AsyncClient | None = None
+        self._seen = ""
+
+    def fits(self, text: str) -> bool:
+        return len(text.encode("utf-8", "replace")) <= MAX_BYTES
+
+    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
+        """Read what follows from the topics of answers, until something comes or a while has passed."""
+        if not places:
+            await asyncio.sleep(IDLE_SECONDS)
+            return []
+        topics = ",".join(f"{place}{REPLIES}" for place in sorted(places))
+        address = f"{self._url}/{topics}/json?since={self._seen or after or SINCE}"
+        found: list[ChatReply] = []
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._read_lines(address, found)
+        except TimeoutError:
+            pass
+        return found
+
+    async def _read_lines(self, address: str, found: list[ChatReply]) -> None:
+        """Collect replies until the server has none ready: after the first, it is asked anew."""
+        from httpx2 import HTTPError, Timeout
+
+        timeout = Timeout(CALL_SECONDS, read=None)
+        try:
+            async with self._open().stream("GET", address, headers=self._headers(), timeout=timeout) as response:
+                if response.status_code >= _ERROR:
+                    await response.aread()
+                    raise _describe_failure(response)
+                async for line in response.aiter_lines():
+                    event = _read_event(line)
+                    if event is None:
+                        continue
+                    self._seen = event.id
+                    found.append(_make_reply(event))
+                    return
+        except HTTPError as error:
+            raise _describe_outage(error) from None
+
+    async def send(self, place: str, message: ChatMessage) -> str:
+        buttons = [
+            {
+                "action": "http",
+                "label": each.label,
+                "url": f"{self._url}/{place}{REPLIES}",
+                "method": "POST",
+                "body": each.data,
+                "clear": True,
+            }
+            for each in message.buttons[:MAX_BUTTONS]
+        ]
+        return await self._publish({"topic": place, "title": "Halter", "message": message.text, "actions": buttons})
+
+    async def close_message(self, place: str, message: str, text: str) -> None:
+        """Publish the outcome in place of a message; a server before 2.16 shows it as another one."""
+        await self._publish(
+            {"topic": place, "title": "Halter", "message": clean(text), "sequence_id": message, "priority": 2}
+        )
+
+    async def respond(self, reply: ChatReply, text: str) -> None:
+        said = clean(text)
+        while not self.fits(said):
+            said = f"{said[: len(said) * 3 // 4]}…"
+        await self._publish({"topic": reply.place, "title": "Halter", "message": said, "priority": 2})
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _publish(self, content: Mapping[str, Any]) -> str:
+        from httpx2 import HTTPError
+
+        try:
+            response = await self._open().post(self._url, json=content, headers=self._headers(), timeout=CALL_SECONDS)
+        except HTTPError as error:
+            raise _describe_outage(error) from None
+        if response.status_code >= _ERROR:
+            raise _describe_failure(response)
+        try:
+            return msgspec.json.decode(response.content, type=_Sent).id
+        except msgspec.DecodeError:
+            sentence = f"{self._url} does not answer as ntfy does: look at `channels.ntfy.url`."
+            raise TransportFailed(sentence, may_retry=True) from None
+
+    def _open(self) -> "AsyncClient":
+        self._client = self._client or self._connect()
+        return self._client
+
+    def _headers(self) -> Mapping[str, str]:
+        return {} if self._reveal_token is None else {"Authorization": f"Bearer {self._reveal_token()}"}
+
+
+def _describe_outage(error: Exception) -> TransportFailed:
+    return TransportFailed(f"ntfy cannot be reached ({type(error).__name__}). It is tried again.", may_retry=True)
+
+
+def _describe_failure(response: "Response") -> TransportFailed:
+    try:
+        said = shorten(clean(msgspec.json.decode(response.content, type=_Problem).error), 200)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = ""
+    match response.status_code:
+        case code if code == _TOO_MANY:
+            wait = response.headers.get("retry-after", "")
+            seconds = int(wait) if wait.isdecimal() else 10
+            return TransportFailed("ntfy asks to wait.", may_retry=True, retry_after=seconds * SECOND)
+        case code if code in _DENIED:
+            sentence = f"ntfy refuses this ({code} {said}): look at `channels.ntfy.token`, and at the rights on topics."
+            return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
+        case code:
+            return TransportFailed(f"ntfy refused a message: {code} {said}", may_retry=code >= _BROKEN)
+
+
+def _read_event(line: str) -> _Event | None:
+    """Read a line of the stream; only messages in a topic of answers matter."""
+    try:
+        event = msgspec.json.decode(line, type=_Event)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return event if event.event == "message" and event.topic.endswith(REPLIES) else None
+
+
+def _make_reply(event: _Event) -> ChatReply:
+    place, text = event.topic.removesuffix(REPLIES), event.message.strip()
+    press = text if BUTTON_PATTERN.fullmatch(text) else ""
+    return ChatReply(mark=event.id, account=place, place=place, press=press, text="" if press else text)

@@ -1,0 +1,130 @@
+"""An ntfy on this machine: topics with a cache, streams of JSON lines, and people with phones."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qs
+
+from tests.channels.fake_telegram import FakeMessage, Refused
+
+TOKEN = "tk_" + "fakentfytoken"
+
+
+class FakeNtfy:
+    token = TOKEN
+
+    def __init__(self) -> None:
+        self.messages: list[FakeMessage] = []
+        self.refuse_next: list[Refused] = []
+        self.streams = 0
+        self._cache: list[dict[str, Any]] = []
+        self._ids = itertools.count(1)
+        self._listening: set[asyncio.Event] = set()
+
+    def write(self, account: str, text: str, **_: Any) -> None:
+        """A person publishes a text to their topic of answers."""
+        self._keep(f"{account}-re", text)
+
+    def press(self, account: str, message: FakeMessage, label: str) -> str:
+        """A person presses a button: their phone posts what it carries."""
+        data = message.buttons[label]
+        self._keep(f"{account}-re", data)
+        return data
+
+    def press_data(self, account: str, message: FakeMessage, data: str) -> None:
+        del message
+        self._keep(f"{account}-re", data)
+
+    def send_again(self) -> None:
+        """A phone posts the newest answer again."""
+        self._keep(self._cache[-1]["topic"], self._cache[-1]["message"])
+
+    def _keep(self, topic: str, message: str) -> dict[str, Any]:
+        kept = {"id": f"m{next(self._ids):04}", "time": 1, "event": "message", "topic": topic, "message": message}
+        self._cache.append(kept)
+        for news in self._listening:
+            news.set()
+        return kept
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope["headers"])
+        try:
+            self._admit(headers)
+            if scope["method"] == "GET":
+                await self._stream(scope, receive, send)
+                return
+            body = b""
+            while True:
+                part = await receive()
+                body += part.get("body", b"")
+                if not part.get("more_body"):
+                    break
+            status, answer = 200, self._publish(json.loads(body))
+        except Refused as no:
+            status, answer = no.code, {"code": no.code * 100 + 1, "http": no.code, "error": no.description}
+            wait = str(no.parameters.get("retry_after", "")).encode()
+        more = [(b"retry-after", wait)] if status == 429 else []
+        data = json.dumps(answer).encode()
+        await send({"type": "http.response.start", "status": status, "headers": more})
+        await send({"type": "http.response.body", "body": data})
+
+    def _admit(self, headers: Mapping[bytes, bytes]) -> None:
+        if headers.get(b"authorization") != f"Bearer {self.token}".encode():
+            raise Refused(403, "forbidden")
+
+    def _publish(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.refuse_next:
+            raise self.refuse_next.pop(0)
+        if len(asked["message"].encode()) > 4096:
+            raise Refused(400, "it would become an attachment")
+        actions = asked.get("actions", ())
+        if len(actions) > 3:
+            raise Refused(400, "invalid request: actions invalid")
+        for each in actions:
+            assert each["url"].endswith(f"/{asked['topic']}-re")
+        buttons = {each["label"]: each["body"] for each in actions}
+        for each in self.messages:
+            if each.id == asked.get("sequence_id"):
+                each.text, each.buttons, each.edits = asked["message"], buttons, each.edits + 1
+                return {"id": each.id, "event": "message"}
+        made = FakeMessage(f"n{next(self._ids):04}", asked["topic"], asked["message"], buttons)
+        self.messages.append(made)
+        return {"id": made.id, "event": "message", "topic": made.place}
+
+    async def _stream(self, scope: Any, receive: Any, send: Any) -> None:
+        """Stream what the cache has after an id, and what comes; the caller hangs up."""
+        self.streams += 1
+        topics = scope["path"].split("/")[1].split(",")
+        since = parse_qs(scope["query_string"].decode())["since"][0]
+        known = [each["id"] for each in self._cache]
+        at = known.index(since) + 1 if since in known else 0
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await self._line(send, {"id": "o", "time": 1, "event": "open", "topic": ",".join(topics)})
+        news = asyncio.Event()
+        self._listening.add(news)
+        gone = asyncio.ensure_future(self._hung_up(receive, news))
+        try:
+            while not gone.done():
+                for each in self._cache[at:]:
+                    if each["topic"] in topics:
+                        await self._line(send, each)
+                at = len(self._cache)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(45):
+                        await news.wait()
+                news.clear()
+                await self._line(send, {"id": "k", "time": 1, "event": "keepalive", "topic": topics[0]})
+        finally:
+            gone.cancel()
+            self._listening.discard(news)
+
+    async def _hung_up(self, receive: Any, news: asyncio.Event) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        news.set()
+
+    async def _line(self, send: Any, event: Mapping[str, Any]) -> None:
+        await send({"type": "http.response.body", "body": json.dumps(event).encode() + b"\n", "more_body": True})

@@ -1,0 +1,100 @@
+"""Decisions on ntfy: a secret topic knows a person, and a button counts once, for what it was shown with."""
+
+from pathlib import Path
+
+from halter.core.clock import MINUTE, SECOND
+from halter.core.ids import channel_stream
+from halter.core.ports import Query
+from halter.core.rows import HaltRow
+from halter.operations import decisions
+from halter.operations.channels import offer_pairing
+from halter.operations.desk import Desk, Who
+from halter.testing.world import World
+from tests.channels.fake_ntfy import FakeNtfy
+from tests.channels.test_decisions_on_telegram import LONG, WIPES, Phone
+
+FLEET = "channels:\n  ntfy: {token: '${secret:TELEGRAM}', url: 'http://ntfy.test'}\n"
+
+
+async def ready(world: World, home: Path, replies: str = WIPES) -> tuple[Phone, str]:
+    """Ada is paired, and is asked, in a topic of her own."""
+    phone = Phone(world, home, replies, platform=FakeNtfy(), fleet=FLEET)
+    phone.serve()
+    made = await offer_pairing(phone.desk, "ntfy", "ada", "approver")
+    phone.platform.write(made.place, made.code)
+    await world.advance(10 * SECOND)
+    await phone.asks()
+    return phone, made.place
+
+
+async def test_one_tap_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    assert (shown.place, [*shown.buttons]) == (topic, ["Approve", "Deny", "Always"])
+    data = phone.platform.press(topic, shown, "Approve")
+    await world.advance(MINUTE)
+    (made,) = await phone.made()
+    assert (made.verdict, made.by) == ("approve", "ada")
+    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(topic, shown, data)
+    phone.platform.send_again()
+    await world.advance(MINUTE)
+    assert len(await phone.made()) == 1
+    assert "answered already" in phone.platform.messages[-1].text
+
+
+async def test_what_others_publish_counts_only_in_a_topic_that_was_paired(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    before = await world.events(channel_stream("ntfy"))
+    phone.platform.press(f"{topic}x", shown, "Approve")
+    phone.platform.write("halter", "/halt")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert await world.events(channel_stream("ntfy")) == before
+    phone.platform.press_data(topic, shown, f"yes:{'0' * 32}")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert phone.platform.messages[-1].text.startswith("This button counts no longer")
+
+
+async def test_words_name_the_question(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path)
+    decision = (await phone.decision()).decision
+    phone.platform.write(topic, "/status")
+    phone.platform.write(topic, f'/edit {decision} {{"path": "older"}}')
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["edit"]
+    phone.platform.write(topic, "/halt desk")
+    await world.advance(MINUTE)
+    assert [row.scope for row in await world.journal.ask(Query("all_halts", HaltRow))] == ["agent:desk"]
+
+
+async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path, LONG)
+    (shown,) = phone.platform.messages[1:]
+    assert [*shown.buttons] == ["Deny"]
+    phone.platform.press_data(topic, shown, shown.buttons["Deny"].replace("no:", "yes:"))
+    phone.platform.write(topic, f"/yes {(await phone.decision()).decision}")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+
+
+async def test_a_restart_reads_on_where_it_was(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.tasks[0].cancel()
+    await world.advance(MINUTE)
+    phone.platform.press(topic, shown, "Deny")
+    phone.serve()
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["deny"]
+    assert len([each for each in phone.platform.messages if each.text.startswith("You answer here")]) == 1
+
+
+async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
+    phone, _ = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    await decisions.deny(Desk(phone.fleet.app, Who("bob")), (await phone.decision()).decision)
+    await world.advance(5 * SECOND)
+    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
