@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted, WakePosted
 from halter.core.ids import inbox_stream, session_stream
+from halter.core.messages import ToolResult
 from halter.core.money import Account, BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
@@ -15,13 +17,8 @@ from halter.core.text import from_body
 from halter.guard.ledger import change_cap
 from halter.loop.loop import NO_OBSERVER
 from halter.runtime.front_door import ForwardedMessage, HandledMessage
-from halter.runtime.sessions import (
-    SUB_SESSION_DIVISOR,
-    attend_session,
-    begin_sub_session,
-    read_session_row,
-    resume_delegation,
-)
+from halter.runtime.sessions import attend_session, begin_session, read_session_row
+from halter.runtime.sub_sessions import SUB_SESSION_DIVISOR, begin_sub_session, resume_delegation
 from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
@@ -211,3 +208,30 @@ async def _delegated_through(world: World, home: Path) -> bool:
         parent = await budget(world, "chat")
         assert (parent.held, parent.spent) == (0, (await budget(world, child.session)).spent)
     return crashed
+
+
+async def test_a_file_names_whom_its_model_can_ask(world: World, tmp_path: Path) -> None:
+    more = f"{THINKS}agents: [{{name: scout, description: Reads mail., max_cost_usd: 0.10}}]\n"
+    replies = "- {calls: [{tool: ask_scout, arguments: {task: check the mail}}]}\n- {text: Nothing new.}\n"
+    written(Fleet(world, tmp_path, PRICED), "scout", THINKS, SCOUT_TOOLS, replies_yaml=ANSWER)
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, more, replies_yaml=replies)
+        session = await begin_session(desk.context, "Is there any mail?", "task")
+        came, loop = await attend_session(desk.context, session)
+        assert came.state == "COMPLETED"
+        (child,) = await children(world)
+        assert (child.agent, child.parent, child.state) == ("scout", session, "COMPLETED")
+        began = await started(world, child.session)
+        assert (sum(leg.amount for leg in began.carved), began.trusted, began.grants) == (
+            100_000,
+            False,
+            ("look", "wander"),
+        )
+        parts = [part for message in loop.messages for part in message.parts]
+        assert [part.text for part in parts if isinstance(part, ToolResult)] == ["The mail is empty."]
+
+
+async def test_a_file_that_names_an_agent_that_is_not_there_is_refused(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigError, match=r"`agents.1..name` is `scuot`, but no folder beside"):
+            await with_scout(stack, world, tmp_path, f"{THINKS}agents: [{{name: scuot}}]\n")

@@ -30,6 +30,7 @@ from halter.core.spec import (
 )
 from halter.core.tools import ToolSpec
 from halter.core.usage import FREE_PRICE, Price
+from halter.runtime.assemble import make_agent_tools
 
 
 def fleet(text: str) -> FleetConfig:
@@ -306,6 +307,7 @@ ELSEWHERE = {
     "allowed_secrets",
     "retention",
     "fallback_models",
+    "agents",
 }
 """Keys with a test of their own above."""
 
@@ -333,6 +335,16 @@ def test_how_decisions_reach_a_phone_is_read() -> None:
     assert said.ntfy == NtfySpec(url="http://127.0.0.1:8082", token="${secret:N}")
     with pytest.raises(ConfigError, match=r"must be a reference"):
         fleet("channels: {telegram: {token: '123456:in-plain-text'}}\n")
+
+
+def test_whom_an_agent_can_ask_is_read() -> None:
+    said = agent("agents:\n- {name: scout, description: Reads., max_cost_usd: 0.1, hand_off: true}\n- {name: clerk}\n")
+    asks, hands_over = make_agent_tools(said.spec.agents)[::-1]
+    assert (asks.agent, asks.max_cost, asks.hands_off, asks.spec.name) == ("clerk", None, False, "ask_clerk")
+    assert (hands_over.max_cost, hands_over.hands_off) == (100_000, True)
+    assert hands_over.spec.description == (
+        "Hand the conversation over to the agent scout. Reads. Its answer ends your turn."
+    )
 
 
 GATED = ("gateway", "channels")

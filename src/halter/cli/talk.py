@@ -383,7 +383,7 @@ async def _go_on_with_parts(
     app: Runtime, context: Any, session: SessionId, lines: LineReader, *, as_json: bool
 ) -> None:
     """Resume the sub-sessions that were under way."""
-    from halter.runtime.sessions import resume_delegation
+    from halter.runtime.sub_sessions import resume_delegation
 
     screen = Screen(quiet=as_json)
     asking = _DecisionPrompt(app, lines, screen)

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -330,3 +330,24 @@ def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 def _list_references(value: Any) -> Iterator[Reference]:
     for _, text in list_texts(value, ()):
         yield from (found for body in REFERENCE_PATTERN.findall(text) if (found := parse_reference(body)) is not None)
+
+
+_NAME: Final = re.compile(r"^name:[ \t]*(?P<q>['\"]?)(?P<name>[A-Za-z0-9_.-]{1,64})(?P=q)[ \t]*(?:#.*)?$", re.MULTILINE)
+_HEAD: Final = 20_000
+
+
+def find_neighbour_agents(place: Path | None) -> Mapping[str, Path]:
+    """Finds the agents in the folders beside an agent's own, by the names in their files. Runs none of their code."""
+    if place is None:
+        return {}
+    own, found = place.resolve(), dict[str, Path]()
+    for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")):
+        try:
+            with file.open(encoding="utf-8", errors="replace") as text:
+                head = text.read(_HEAD)
+        except OSError:
+            continue
+        named = _NAME.search(head)
+        if named is not None and file.parent != own:
+            found.setdefault(named["name"], file.parent)
+    return found

@@ -539,6 +539,20 @@ Verbs = tuple[VerbName, ...]
 VERBS: Final[Verbs] = get_args(VerbName)
 
 
+class SubAgent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another agent, in a folder beside, whom the model can ask by a tool."""
+
+    name: Annotated[Name, Meta(description="The name of an agent in a folder beside this one's.")]
+    description: Annotated[str, Meta(description="What it is good for; its model is told this.")] = ""
+    max_cost_usd: (
+        Annotated[Dollars, Meta(description="The most that one task may cost; half of what is left bounds it anyway.")]
+        | UnsetType
+    ) = UNSET
+    hand_off: Annotated[
+        bool, Meta(description="Whether it gets the whole conversation, and its answer ends the turn.")
+    ] = False
+
+
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of one agent, with zones and defaults filled in.
 

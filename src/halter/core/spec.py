@@ -36,6 +36,7 @@ from halter.core.agent_spec import (
     SecretReference,
     SensorSpec,
     Spec,
+    SubAgent,
     ToolCalls,
     Url,
     Verbs,
@@ -478,6 +479,9 @@ class AgentSpec(Spec, frozen=True):
     watches: Annotated[tuple[Watch, ...], Meta(description="What starts sessions for new documents.")] = ()
     webhooks: Annotated[tuple[Webhook, ...], Meta(description="What starts sessions by HTTP.")] = ()
     collections: Annotated[Mapping[Name, Collection], Meta(description="Documents that may be read, by name.")] = {}
+    agents: Annotated[
+        tuple[SubAgent, ...], Meta(description="Agents in folders beside this one's whom its model can ask.")
+    ] = ()
     verbs: Annotated[
         Verbs, Meta(description="What its sessions can do beside its tools; more follow from `phases` and documents.")
     ] = ()

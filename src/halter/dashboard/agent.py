@@ -60,7 +60,7 @@ from halter.dashboard.sessions import MAX_RUN_BARS, make_run_bar
 from halter.operations import agents, control, fleet, queries
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
-from halter.runtime.trigger_plan import TriggerPlan
+from halter.runtime.forecast import TriggerPlan
 
 HISTORY_DAYS = 14
 SESSIONS_SHOWN = 10

@@ -68,7 +68,7 @@ from halter.present.report import (
     describe_worker_condition,
     name_worker,
 )
-from halter.runtime.trigger_plan import TriggerPlan
+from halter.runtime.forecast import TriggerPlan
 
 WORKER_COLUMNS = ("process", "health", "awake", "agents", "last heard", "since", "version")
 

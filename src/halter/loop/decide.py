@@ -108,6 +108,8 @@ def _canonical(arguments: str) -> bytes:
 
 ASK_USER: Final = "ask_user"
 FINAL_ANSWER: Final = "final_answer"
+HAND_OFF: Final = "hand_off_to_"
+"""What the names of tools begin with whose answer is that of the turn."""
 YIELD: Final = "yield"
 """The tools that end a turn, and only by a call with the outcome `ok`."""
 _VERBS: Final = frozenset((ASK_USER, FINAL_ANSWER, YIELD))
@@ -266,9 +268,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
                 capped = capped or result.text
         verbs: dict[str, ToolCall] = {}
         active, tried = self.active, False
+        handed = False
         for call in calls:
             if call.tool not in _VERBS:
                 active = True
+                handed = handed or (call.id in done and call.tool.startswith(HAND_OFF))
                 continue
             tried = tried or call.tool == FINAL_ANSWER
             if call.id in done:
@@ -284,7 +288,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             halted=halted,
             active=active,
             asked=ASK_USER in verbs,
-            answered=FINAL_ANSWER in verbs,
+            answered=FINAL_ANSWER in verbs or handed,
             expected=self.expected + (tried and FINAL_ANSWER not in verbs),
             yielded=parse_yield(verbs[YIELD].arguments) if YIELD in verbs else None,
             seen_at=at,

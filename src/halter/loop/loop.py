@@ -390,6 +390,8 @@ class TurnLoop:
             self._senses.called(call, answer)
             if not self._away:
                 self._watching.did(call, answer)
+                if answer.outcome == "ok" and call.tool.startswith(decide.HAND_OFF):
+                    self._watching.said(answer.text, 0)
 
     def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
         return Call(

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import SECOND, Clock, window_end
 from halter.core.ids import FLEET, inbox_stream, session_stream
-from halter.core.messages import Message, Model, Text
+from halter.core.messages import Message, Model, Part, Text, ToolResult
 from halter.core.money import BudgetRow, Charge
 from halter.core.ports import (
     EVERY_STREAM,
@@ -41,6 +41,7 @@ from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, NeedsPerson
+from halter.loop.decide import HAND_OFF
 from halter.state import lifecycle
 from halter.state.session import InFlight, Session, fold, make_unknown_event_error, replay
 
@@ -424,7 +425,11 @@ class SessionRuntime:
             await self.ending()
         words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
         asked, standing = await self._questions(), self.standing
-        write = lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words, asked)
+        # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
+        wakes = self.state.origin != "agent"
+        write = lifecycle.end_session(
+            self.lease, state, reason, self.state.parent, inbox_seen, words, asked, wakes_parent=wakes
+        )
         ledger = self._guard.ledger
         committed = await ledger.commit(
             ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
@@ -731,7 +736,12 @@ async def _do_nothing() -> None: ...
 
 
 def find_last_words(messages: Sequence[Message]) -> str:
-    """The model's last text; one that was cut off and continued is one answer."""
+    """The model's last text; one that was cut off and continued is one answer.
+
+    What an agent said to whom the conversation was handed over is the last text.
+    """
+    if messages and (handed := [part.text for part in messages[-1].parts if _is_handed_over(part)]):
+        return handed[-1]
     said: list[str] = []
     for message in reversed(messages):
         if message.role == "assistant":
@@ -739,6 +749,10 @@ def find_last_words(messages: Sequence[Message]) -> str:
         elif not _goes_on(message) if said else _is_unanswered(message):
             break
     return "".join(reversed(said))
+
+
+def _is_handed_over(part: Part) -> TypeGuard[ToolResult]:
+    return isinstance(part, ToolResult) and part.outcome == "ok" and part.tool.startswith(HAND_OFF)
 
 
 def _is_unanswered(message: Message) -> bool:

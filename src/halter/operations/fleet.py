@@ -13,8 +13,8 @@ from halter.core.ports import Query
 from halter.core.rows import ItemRow, TriggerRow, WorkerInfo, WorkerRow
 from halter.operations.desk import Agent, Desk, Done, Name, Reason, refused, wrong
 from halter.runtime import triggers
+from halter.runtime.forecast import TriggerPlan, plan_triggers
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
-from halter.runtime.trigger_plan import TriggerPlan, plan_triggers
 
 SHORT: Final = 16
 """How much of a document's digest is shown; it is enough to name it."""

@@ -37,8 +37,8 @@ from halter.operations.fleet import WorkerView, workers
 from halter.present.events import format_moment
 from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
 from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
+from halter.runtime.forecast import plan_triggers
 from halter.runtime.runtime import Runtime, sync_store_clock
-from halter.runtime.trigger_plan import plan_triggers
 from halter.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from halter.operations.desk import Desk
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day
 from halter.operations.queries import AgentLine, fleet, report_rows
+from halter.runtime.forecast import TriggerPlan
 from halter.runtime.needs import CapLine, Need, list_caps, list_needs
-from halter.runtime.trigger_plan import TriggerPlan
 
 
 class AgentPlace(msgspec.Struct, frozen=True):

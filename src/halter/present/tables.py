@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
     from halter.operations.money import Budgets, Spending
     from halter.runtime.budgets import Budget
+    from halter.runtime.forecast import TriggerPlan
     from halter.runtime.needs import Need
-    from halter.runtime.trigger_plan import TriggerPlan
     from halter.state.audit import AuditEntry
 
 DIGEST_PREFIX_LENGTH: Final = 16

@@ -36,6 +36,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
+from halter.core.money import DOLLAR
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind, State
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
+    from halter.tasks.agent_tool import AgentTool
     from halter.tasks.run_events import RunEvent
 
 T = TypeVar("T")
@@ -229,7 +231,8 @@ def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, 
 class AgentOptions(ProgramOptions, total=False):
     """Options of an agent, all optional: the keys of its file, under the same names.
 
-    `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide.
+    `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide. `agents`
+    are those whom the model can ask: agents, or what their `as_tool` returns.
     """
 
     model: str | Model
@@ -242,6 +245,7 @@ class AgentOptions(ProgramOptions, total=False):
     reflex: Sequence[Any]
     limits: Mapping[str, Any]
     waits: "WaitListener"
+    agents: "Sequence[Agent | AgentTool]"
 
 
 KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
@@ -257,6 +261,7 @@ class Agent(AgentProgram):
         super().__init__(name, store, options)
         self._said_of: AgentOptions = options
         self._folder: Path | None = None
+        self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
         self._instructions: list[Callable[..., Any]] = []
         self._toolsets: list[Callable[..., Any]] = []
 
@@ -266,6 +271,27 @@ class Agent(AgentProgram):
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
+
+    def as_tool(
+        self, description: str = "", *, max_cost_usd: float | Decimal | None = None, hand_off: bool = False
+    ) -> "AgentTool":
+        """Makes a tool of this agent, with which another one's model asks it: `Agent(..., agents=[desk.as_tool()])`.
+
+        A task runs as a sub-session in the other one's store and fleet, with at most half of what its session has left,
+        and at most `max_cost_usd`. With `hand_off` it gets the whole conversation, and its answer ends the turn.
+        """
+        from halter.tasks.agent_tool import AgentTool
+
+        most = None if max_cost_usd is None else round(Decimal(str(max_cost_usd)) * DOLLAR)
+        return AgentTool(self._name, description, max_cost=most, hands_off=hand_off, open=self._open_beside)
+
+    @asynccontextmanager
+    async def _open_beside(self, context: "AgentContext") -> "AsyncGenerator[AgentContext]":
+        """Yields this agent's context in the store and the fleet of the one that asks it."""
+        async with AsyncExitStack() as stack:
+            agent, models = await self._assembled(context.app, stack)
+            agent = await self._add_dynamic_parts(agent, None)
+            yield replace(context, agent=agent, models=models, bound=None)
 
     def instructions(self, function: F) -> F:
         """Adds a function that returns further instructions, asked when a run begins: `@agent.instructions`.

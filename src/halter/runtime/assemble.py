@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 import halter
-from halter.config.agent_files import AgentFile, read_agent, read_skills
+from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent, read_skills
 from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.merge import FLEET_FILE
@@ -34,7 +34,7 @@ from halter.config.roots import (
 )
 from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import Pacing, Skill
+from halter.core.agent_spec import Pacing, Skill, SubAgent
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
@@ -61,6 +61,7 @@ from halter.redaction.secrets import Secrets, read_environment_secrets
 from halter.runtime.documents import Library
 from halter.runtime.runtime import Runtime
 from halter.settings import Settings, find_logins_file
+from halter.tasks.agent_tool import AgentTool
 from halter.tasks.task_tools import list_verb_specs
 from halter.tools.function_tool import FunctionTool
 from halter.tools.process import PROGRAM_FOLDERS
@@ -443,7 +444,9 @@ async def assemble_agent(
         offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, tell))
         own = [each.trusted_by(_make_trust_check(app, code)) for each in load_own_tools(policy, folder)]
         scripts = make_script_tools(resolved.skills.values(), protected, _make_trust_check(app, code))
-        tools = index_tools([*make_builtin_tools(policy, folder), *own, *scripts, *offer.tools])
+        check_sub_agents(agent, folder)
+        asked = make_agent_tools(agent.spec.agents)
+        tools = index_tools([*make_builtin_tools(policy, folder), *own, *scripts, *asked, *offer.tools])
         protect_tools(tools.values(), protected)
         check_named_tools(policy, agent, (*(tool.spec for tool in tools.values()), *list_verb_specs()))
         check_pacing_tools(policy, resolved.pacing, agent, tools.values())
@@ -576,6 +579,29 @@ def _load_tool_module(file: Path) -> ModuleType:
     finally:
         sys.dont_write_bytecode = written
     return module
+
+
+def make_agent_tools(agents: Iterable[SubAgent]) -> list[AgentTool]:
+    return [
+        AgentTool(
+            each.name,
+            each.description,
+            max_cost=None if each.max_cost_usd is UNSET else each.max_cost_usd,
+            hands_off=each.hand_off,
+        )
+        for each in agents
+    ]
+
+
+def check_sub_agents(agent: AgentFile, folder: Path) -> None:
+    """Raises ConfigError for an agent to ask that stands in no folder beside."""
+    known = find_neighbour_agents(folder) if agent.spec.agents else {}
+    for index, each in enumerate(agent.spec.agents):
+        if each.name not in known:
+            path = ("agents", index, "name")
+            hint = suggest_nearest(each.name, sorted(known), "the agents there")
+            sentence = f"`{format_key_path(path)}` is `{each.name}`, but no folder beside this one has such an agent"
+            raise agent.places.wrong(path, f"{sentence}; {hint}")
 
 
 def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:

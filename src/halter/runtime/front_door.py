@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from halter.autonomy.hot_state import HotState
 from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
+from halter.config.agent_files import find_neighbour_agents
 from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
 from halter.core.agent_spec import Schedule, trigger_id
@@ -59,23 +60,18 @@ from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.budgets import shown_budgets
 from halter.runtime.forecast import (
     MONTH,
+    TriggerPlan,
     apply_policy_caps,
     build_scheduled_runs,
     compute_mean_cost,
     format_bound,
+    plan_triggers,
     read_balances,
 )
 from halter.runtime.needs import describe_decision, list_needs, read_need_rows
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
-from halter.runtime.sessions import (
-    begin_session,
-    delegate_task,
-    find_neighbour_agents,
-    list_tool_names,
-    open_delegate,
-    say_to_session,
-)
-from halter.runtime.trigger_plan import TriggerPlan, plan_triggers
+from halter.runtime.sessions import begin_session, say_to_session
+from halter.runtime.sub_sessions import delegate_task, list_tool_names, open_delegate
 from halter.runtime.triggers import digest_trigger
 from halter.state.receipt import make_receipt
 from halter.tasks.playbooks import StepListener

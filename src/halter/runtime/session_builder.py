@@ -59,6 +59,7 @@ from halter.models.providers import Prices
 from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.documents import Library, SessionDocuments
+from halter.tasks.agent_tool import AgentTool
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhaseWalk
 from halter.tasks.playbooks import (
     MAX_PLAYBOOK_DURATION,
@@ -493,7 +494,13 @@ async def build_live_session(
     always = [*make_verbs(store, session, row.kind, names), *([answer] if answer else [])]
     asked_for = tasking.verbs()
     more = [*always, *asked_for]
-    tools = {**agent.tools, **{verb.spec.name: verb for verb in more}}
+    own_tools = agent.tools
+    if any(isinstance(tool, AgentTool) for tool in own_tools.values()):
+        # What runs a sub-session is made of what builds a session.
+        from halter.runtime.sub_sessions import bind_agent_tools
+
+        own_tools = bind_agent_tools(context, session, own_tools, waits)
+    tools = {**own_tools, **{verb.spec.name: verb for verb in more}}
     everything = {**tools, **(sensed or {})}
     own = [*(verb.spec.name for verb in always), *(sensed or {})]
     phases = [grant_phase_tools(phase, own, began.grants) for phase in agent.policy.phases]

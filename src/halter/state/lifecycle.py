@@ -139,7 +139,7 @@ def park_session(lease: Lease, key: str, event: ev.SessionParked) -> Write:
     return Write(session_stream(lease.session), key, decide, reads, lease)
 
 
-def end_session(
+def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
     lease: Lease,
     state: State,
     terminal_reason: str,
@@ -147,6 +147,8 @@ def end_session(
     inbox_seen: int | None = None,
     last_words: bytes | None = None,
     asked: Sequence[str] = (),
+    *,
+    wakes_parent: bool = True,
 ) -> Write:
     """End a session and settle the part of its parent's cap with what it really spent.
 
@@ -171,7 +173,8 @@ def end_session(
         ended = Draft(ev.SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
         over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
         gone = _withdraw_open(rows, asked, f"Session {lease.session} is over: {state}.")
-        return [*gone, *over, ended, *_notify_parent(rows, parent, lease.session, last_words)]
+        told = _notify_parent(rows, parent, lease.session, last_words) if wakes_parent else ()
+        return [*gone, *over, ended, *told]
 
     reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents), *_list_decision_keys(asked)]
     others = (inbox_stream(parent),) if parent else ()

@@ -10,7 +10,7 @@ from halter.core import events as ev
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import END_STATES, Purpose, RowKey, SessionKind, State
+from halter.core.vocabulary import END_STATES, Origin, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
 _NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent | ev.ChannelEvent
@@ -61,6 +61,7 @@ class Session(msgspec.Struct, frozen=True):
     trigger: str = ""
     parent: str = ""
     follows: str = ""
+    origin: Origin = "person"
     state: State = "RUNNING"
     terminal_reason: str = ""
     started_at: int = 0
@@ -116,7 +117,7 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             spent = Charge(usd=before.usd + cost.usd, tokens=before.tokens + cost.tokens)
             return {"in_flight": in_flight, "spent": spent}
         case ev.SessionStarted():
-            names = ("session", "agent", "kind", "trigger", "parent", "follows")
+            names = ("session", "agent", "kind", "trigger", "parent", "follows", "origin")
             return {name: getattr(event, name) for name in names} | {"started_at": stored.at}
         case ev.SessionWoken():
             return {"state": "RUNNING", "inbox_seen": event.inbox_seen, "wake_at": None}
