@@ -121,12 +121,14 @@ async def connect(gateway: Gateway) -> AsyncGenerator[Any]:
 
 
 @asynccontextmanager
-async def open_app(home: Path, clock: Clock | None = None, fleet: str = "") -> AsyncGenerator[Runtime]:
+async def open_app(
+    home: Path, clock: Clock | None = None, fleet: str = "", store: str = "memory:"
+) -> AsyncGenerator[Runtime]:
     environ = {"HALTER_PERSON": PERSON, "PATH": os.environ["PATH"], "HOME": str(home)}
     if fleet:
         (home / "halter.yaml").write_text(fleet)
         environ["HALTER_FLEET"] = str(home / "halter.yaml")
-    async with open_runtime(read_settings(environ, home, "memory:"), clock, environ) as app:
+    async with open_runtime(read_settings(environ, home, store), clock, environ) as app:
         yield app
 
 

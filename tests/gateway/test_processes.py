@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from halter.core.clock import MINUTE, SystemClock
 from halter.core.errors import ConfigError
+from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http
@@ -131,15 +133,47 @@ async def test_it_ends_when_its_client_closes_the_pipes_and_when_it_is_told_to(t
     wire.close()
 
 
+@pytest.mark.postgres
+async def test_two_gateways_on_one_postgresql_share_caps_and_approvals(
+    tmp_path: Path, postgres_schema_url: str
+) -> None:
+    priced = "limits: {max_cost_usd_per_day: 0.5}\ngateway: {prices: {helpful__look: 0.1}, wait: 1s}\n"
+    notes, act = tmp_path / "notes", ("helpful__act", {"what": "x"})
+    write_agent(tmp_path, {"helpful": helpful(notes)}, priced)
+    async with AsyncExitStack() as stack:
+        desks: list[GatewayDesk] = []
+        for _ in range(2):
+            app = await stack.enter_async_context(open_app(tmp_path, None, "mode: SEMI\n", postgres_schema_url))
+            desks.append(GatewayDesk(app, await stack.enter_async_context(open_at(app, tmp_path)), notes))
+        first, second = desks
+        async with first.client() as one, second.client("2026-07-28") as other:
+            calls = [client.call_tool("helpful__look", {"what": "y"}) for client in (one, other) for _ in range(10)]
+            results = await asyncio.gather(*calls)
+            assert sum(not result.is_error for result in results) == 5
+            assert first.noted() == ["look y"] * 5
+            pending = await one.call_tool(*act)
+            assert "pending decision" in text_of(pending)
+            await second.decide("approve")
+        # The session of the first rests for its question; whoever comes next takes it up.
+        await first.gateway.close()
+        await second.gateway.close()
+        async with open_at(second.app, tmp_path) as later, GatewayDesk(second.app, later, notes).client() as client:
+            assert text_of(await client.call_tool(*act)) == "did x"
+            assert "pending decision" in text_of(await client.call_tool(*act))
+        assert first.noted().count("act x") == 1
+        spent = [row.spent for row in await first.app.store.ask(Query("all_budgets", BudgetRow))]
+        assert max(spent) == 500_000
+
+
 class HttpDesk:
     def __init__(self, url: str, keys: KeyFile, desk: GatewayDesk) -> None:
         self.url = url
         self.desk = desk
         self._keys = keys
 
-    def make_key(self, name: str, agent: str = "desk") -> str:
+    def make_key(self, name: str, agent: str = "desk", limits: KeyLimits | None = None) -> str:
         secret = make_key_secret()
-        self._keys.add(describe_key(secret, name, agent, 1, PERSON, KeyLimits()))
+        self._keys.add(describe_key(secret, name, agent, 1, PERSON, limits or KeyLimits()))
         return secret
 
     def revoke(self, name: str) -> None:
@@ -155,8 +189,8 @@ class HttpDesk:
 
 
 @asynccontextmanager
-async def serve(home: Path) -> AsyncGenerator[HttpDesk]:
-    write_agent(home, {"helpful": helpful(home / "notes")})
+async def serve(home: Path, policy: str = "") -> AsyncGenerator[HttpDesk]:
+    write_agent(home, {"helpful": helpful(home / "notes")}, policy)
     async with open_app(home, None, "mode: FULL\n") as app:
         config, keys, listening = home / "mcp.json", KeyFile(home / "keys.json"), bind(port=0)
         url = f"{format_address(listening)}/mcp"
@@ -184,6 +218,26 @@ async def test_over_http_a_key_opens_the_gateway_of_its_agent(tmp_path: Path, er
             with pytest.raises(Exception, match=r"401|revoked"):
                 await client.call_tool("helpful__act", {"what": "y"})
     assert place.desk.noted() == ["act x"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "made"),
+    [
+        (KeyLimits(), 4),
+        (KeyLimits(max_cost_usd=Decimal("0.2")), 2),
+        (KeyLimits(max_cost_usd_per_hour=Decimal("0.1")), 1),
+        (KeyLimits(max_cost_usd_per_day=Decimal("0.3")), 3),
+        (KeyLimits(max_cost_usd=Decimal(5), max_cost_usd_per_day=Decimal(50)), 4),
+    ],
+)
+async def test_a_key_lowers_what_its_agent_may_spend_and_never_raises_it(
+    tmp_path: Path, limits: KeyLimits, made: int
+) -> None:
+    policy = "limits: {max_cost_usd: 0.4}\ngateway: {prices: {helpful__act: 0.1}, wait: 0s}\n"
+    async with serve(tmp_path, policy) as place, place.client(place.make_key("one", limits=limits), ERAS[1]) as client:
+        results = [await client.call_tool("helpful__act", {"what": "x"}) for _ in range(6)]
+        assert [result.is_error for result in results] == [False] * made + [True] * (6 - made)
+        assert place.desk.noted() == ["act x"] * made
 
 
 def initialize() -> dict[str, Any]:

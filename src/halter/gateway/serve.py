@@ -4,6 +4,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.resolve import resolve_agent
 from halter.core.errors import ConfigError
+from halter.core.money import DOLLAR, Cap, WindowLength
 from halter.core.tools import Failed
 from halter.gateway.calls import Context
 from halter.gateway.server import OWN, ClientIdentity, Gateway, Tell, open_gateway
@@ -155,4 +157,15 @@ def identify_by_key(context: Context) -> ClientIdentity:
     if request is None:
         raise AssertionError("A request over HTTP has lost its key.")
     key: VirtualKey = request.scope[_IDENTITY]
-    return ClientIdentity(key.digest, request.headers.get(_SESSION, ""), f"key:{key.name}")
+    return ClientIdentity(key.digest, request.headers.get(_SESSION, ""), f"key:{key.name}", list_key_caps(key))
+
+
+def list_key_caps(key: VirtualKey) -> tuple[Cap, ...]:
+    """A key's own caps: of one session, and of its agent's hours and days, which all its keys share."""
+    limits = key.limits
+    written: tuple[tuple[Decimal | None, WindowLength], ...] = (
+        (limits.max_cost_usd, ""),
+        (limits.max_cost_usd_per_hour, "hour"),
+        (limits.max_cost_usd_per_day, "day"),
+    )
+    return tuple(Cap(int(amount * DOLLAR), per) for amount, per in written if amount is not None)

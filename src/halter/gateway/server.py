@@ -35,6 +35,7 @@ from mcp_types import (
 from halter.core.clock import MINUTE
 from halter.core.errors import HalterError
 from halter.core.ids import make_worker_id
+from halter.core.money import Cap
 from halter.core.text import clean, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import keep_leases
@@ -96,6 +97,7 @@ class ClientIdentity(msgspec.Struct, frozen=True):
     key: str = ""
     label: str = ""
     started_by: str = ""
+    caps: tuple[Cap, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -123,7 +125,7 @@ class Gateway:
     def __init__(
         self,
         terms: GatewayTerms,
-        connect: Callable[[], Upstreams],
+        connect: Callable[[GatewayAgent], Upstreams],
         identify: Callable[[Context], ClientIdentity],
         tell: Tell,
     ) -> None:
@@ -172,12 +174,13 @@ class Gateway:
         return session
 
     async def _open(self, who: ClientIdentity, context: Context) -> GatedSession:
-        upstreams = self._connect()
+        terms = msgspec.structs.replace(self.terms, owner=self.terms.owner.narrow(who.caps))
+        upstreams = self._connect(terms.owner)
         upstreams.heard = lambda kind: self._publish(who.place, kind)
         info = context.session.client_params
         client = to_one_line(info.client_info.name)[:80] if info is not None else "A client"
         by = who.started_by or self.terms.app.settings.person
-        return await _reported(open_session(self.terms, upstreams, by, f"{client} through the gateway"))
+        return await _reported(open_session(terms, upstreams, by, f"{client} through the gateway"))
 
     def _publish(self, place: Place, kind: News) -> None:
         """Tell clients that a list has changed: each protocol has its own way."""
@@ -360,7 +363,7 @@ async def open_gateway(
     guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
     terms = GatewayTerms(app, worker, owner, guard)
     async with keep_leases(app.patient(), app.clock, worker, pulse=app.pulse):
-        gateway = Gateway(terms, lambda: Upstreams(app, owner, mcp_terms, tell), identify, tell)
+        gateway = Gateway(terms, lambda mine: Upstreams(app, mine, mcp_terms, tell), identify, tell)
         tending = asyncio.create_task(gateway.tend(), name="gateway tending")
         try:
             yield gateway

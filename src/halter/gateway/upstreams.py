@@ -32,6 +32,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from halter.config.agent_files import AgentFile
 from halter.config.resolve import check_named_tools, list_named_tools
+from halter.core.money import Cap
 from halter.core.spec import GatewaySpec
 from halter.core.text import clean
 from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec
@@ -58,6 +59,24 @@ class GatewayAgent(msgspec.Struct, frozen=True):
     file: AgentFile
     spec: GatewaySpec
     servers: tuple[ToolServer, ...]
+
+    def narrow(self, caps: Iterable[Cap]) -> "GatewayAgent":
+        """The same agent for a client with caps of its own; where both cap the same, the lower one holds."""
+        policy, own = self.agent.policy, {cap.per: cap for cap in caps if cap.max_cost_usd is not None}
+        if not own:
+            return self
+        agent = {cap.per: cap for cap in policy.caps.agent}
+        agent |= {per: _lower(agent.get(per), cap) for per, cap in own.items() if per}
+        session = _lower(policy.caps.session, own[""]) if "" in own else policy.caps.session
+        narrowed = msgspec.structs.replace(policy.caps, session=session, agent=tuple(agent.values()))
+        changed = msgspec.structs.replace(self.agent, policy=msgspec.structs.replace(policy, caps=narrowed))
+        return msgspec.structs.replace(self, agent=changed)
+
+
+def _lower(first: Cap | None, second: Cap) -> Cap:
+    if first is None or first.max_cost_usd is None or second.max_cost_usd is None:
+        return second
+    return min(first, second, key=lambda cap: cap.max_cost_usd or 0)
 
 
 class Upstreams:
