@@ -8,6 +8,7 @@ import array
 import atexit
 import contextlib
 import fcntl
+import gc
 import importlib
 import importlib.util
 import json
@@ -46,6 +47,9 @@ def preload() -> None:
         importlib.import_module(name)
     # What starts processes of its own asks how this one was started.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("halter.__main__")
+    # No garbage collection of a fork looks at what was imported, which would copy all of it.
+    gc.collect()
+    gc.freeze()
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
