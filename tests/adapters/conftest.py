@@ -23,10 +23,18 @@ class Desk:
         self.file = folder / "runs.db"
         self.paid: list[int] = []
         self.policy: dict[str, Any] = {}
+        self.lease = 15.0
 
     def guard(self, cap: float = 1.0) -> Guard:
         return Guard(
-            self.file, agent="desk", max_cost_usd=cap, fleet=PRICE, person="ada", environ={}, policy=self.policy
+            self.file,
+            agent="desk",
+            max_cost_usd=cap,
+            fleet=PRICE,
+            person="ada",
+            environ={},
+            policy=self.policy,
+            lease=self.lease,
         )
 
     def store(self) -> JournalStore:

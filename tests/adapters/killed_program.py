@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,12 +33,12 @@ class Payments(list[int]):
 
 class Program:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._kept = folder / "kept.json"
 
     def at_desk(self, kind: Callable[[Path], Any] = Desk) -> Any:
-        desk = kind(self._folder)
-        desk.paid = Payments(self._folder / "paid.txt")
+        desk = kind(self.folder)
+        desk.paid = Payments(self.folder / "paid.txt")
         return desk
 
     def load(self) -> Any:
@@ -93,11 +94,62 @@ async def run_agent_framework(program: Program) -> str:
     return (await agent.run(said, session=session)).text
 
 
+async def run_google_adk(program: Program) -> str:
+    from google.adk.sessions.sqlite_session_service import SqliteSessionService
+    from google.genai import types
+
+    from tests.adapters import test_google_adk as adk
+
+    sessions = SqliteSessionService(str(program.folder / "adk.db"))
+    runner = adk.make_runner(program.at_desk(), "PRIVILEGED", sessions=sessions)
+    if (kept := program.load()) is None:
+        question = adk.find_question(await adk.run(runner))
+        program.keep_and_die(question.model_dump_json().encode())
+    return adk.text_of(await adk.run(runner, adk.answer(types.FunctionCall.model_validate(kept))))
+
+
+async def run_claude_sdk(program: Program) -> str:
+    from tests.adapters import test_claude_sdk as sdk
+    from tests.clients.providers import Provider, text
+
+    with Provider([sdk.CALL, text("Done: paid 7")]) as provider:
+        agent = sdk.make_agent(program.at_desk(), provider, "PRIVILEGED")
+        if (kept := program.load()) is None:
+            program.keep_and_die(json.dumps((await sdk.run(agent)).session_id).encode())
+        return (await sdk.run(agent, "Go on.", resume=kept)).result or ""
+
+
+async def run_crewai(program: Program, *, made_first: bool = False) -> str:
+    """A crew has no pause: it is killed while it waits, or after a call, and the same kickoff takes its session up."""
+    os.environ |= {"CREWAI_STORAGE_DIR": str(program.folder / "crewai"), "HOME": str(program.folder)}
+    from tests.adapters import test_crewai
+
+    class Dying(test_crewai.FunctionModel):
+        def _say(self, heard: str) -> Any:
+            if "Observation: paid 7" in heard and program.load() is None:
+                program.keep_and_die(b"{}")
+            return super()._say(heard)
+
+    desk = program.at_desk()
+    desk.lease = 1.0
+    crew = test_crewai.make_guarded(desk, "SAFE" if made_first else "PRIVILEGED", model=Dying())
+    kickoff = asyncio.create_task(asyncio.to_thread(crew.kickoff, conversation="one"))
+    if program.load() is None and not made_first:
+        await test_crewai.wait_for_question(desk)
+        program.keep_and_die(b"{}")
+    return (await kickoff).raw
+
+
 FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
     "pydantic_ai": run_pydantic_ai,
     "openai_agents": run_openai_agents,
     "agent_framework": run_agent_framework,
+    "google_adk": run_google_adk,
+    "claude_sdk": run_claude_sdk,
+    "crewai": run_crewai,
 }
+AFTER_A_CALL = {"crewai": partial(run_crewai, made_first=True)}
 
 if __name__ == "__main__":
-    sys.stdout.write(asyncio.run(FRAMEWORKS[sys.argv[1]](Program(Path(sys.argv[2])))))
+    known = AFTER_A_CALL if "--after-a-call" in sys.argv else FRAMEWORKS
+    sys.stdout.write(asyncio.run(known[sys.argv[1]](Program(Path(sys.argv[2])))))

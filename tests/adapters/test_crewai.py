@@ -20,7 +20,12 @@ os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", 
 pytest.importorskip("crewai")  # It warns while it is imported.
 
 from crewai import Agent, BaseLLM, Crew, Process, Task
-from crewai.hooks import register_before_tool_call_hook, unregister_before_tool_call_hook
+from crewai.hooks import (
+    register_before_llm_call_hook,
+    register_before_tool_call_hook,
+    unregister_before_llm_call_hook,
+    unregister_before_tool_call_hook,
+)
 from crewai.llm_overlay import llm_overlay
 from crewai.tools import BaseTool, tool
 from pydantic import Field
@@ -294,16 +299,23 @@ def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     make_guarded(desk, stream=True, allow_native=["stream"])
 
 
-async def test_a_tool_that_comes_in_past_the_guard_is_refused_by_name(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of MCP servers and apps do, which CrewAI adds while it runs."""
-    prepare = Crew._prepare_tools  # noqa: SLF001 It has no public name.
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_tool_that_comes_in_past_the_guard_is_refused_by_name(desk: Desk, *, native: bool) -> None:
+    """As those of MCP servers and apps do, which CrewAI adds while it runs; here a hook of the program's does."""
 
-    def add(self: Crew, *given: Any) -> Any:
-        return [Pay(paid=desk.paid)] if prepare(self, *given) else []
+    class Looking(FunctionModel):
+        def _say(self, heard: str) -> Any:
+            return super()._say(heard) if "Pay the bill." in heard else "Thought: I know.\nFinal Answer: Looked."
 
-    monkeypatch.setattr(Crew, "_prepare_tools", add)
-    with pytest.raises(ConfigError, match="pay"):
-        await kickoff(make_guarded(desk, model=FunctionModel(native=True)))
+    def plant(context: Any) -> None:
+        context.crew.tasks[1].tools = [Pay(paid=desk.paid)]
+
+    clerk = Agent(role="clerk", goal="Pay bills", backstory="A clerk", llm=Looking(native=native))
+    tasks = [Task(description=each, expected_output="A receipt", agent=clerk) for each in ("Look.", "Pay the bill.")]
+    register_before_llm_call_hook(plant)
+    try:
+        with pytest.raises(ConfigError, match="pay"):
+            await kickoff(guard(Crew(agents=[clerk], tasks=tasks), guard=desk.guard()))
+    finally:
+        unregister_before_llm_call_hook(plant)
     assert desk.paid == []

@@ -55,6 +55,7 @@ from halter.tools.function_tool import canonical_json
 LONGEST_CALL: Final = 24 * HOUR
 """Claude Code has time limits of its own for its tools, and a subagent is one call."""
 HOOK_TIMEOUT: Final = 600.0
+INTERRUPT_SECONDS: Final = 0.5
 _NO_HOOKS: Final = ("bare", "safe-mode")
 _NO_HOOKS_ENVIRONMENT: Final = ("CLAUDE_CODE_SIMPLE", "CLAUDE_CODE_PERSONAL_HOOKS_OFF")
 
@@ -132,6 +133,7 @@ class _ClaudeRun:
         self._calls: dict[str, ReportedEffect] = {}
         self._judged: set[str] = set()
         self._names: set[str] = set()
+        self._client: ClaudeSDKClient | None = None
         self.asked = False
 
     def add_hooks(self, hooks: Any) -> Any:
@@ -152,6 +154,7 @@ class _ClaudeRun:
             await asyncio.wait([reading, halted, self._failed], return_when=asyncio.FIRST_COMPLETED)
             for ended in (self._failed, halted):
                 if ended.done():
+                    await self._interrupt()
                     raise ended.result()
             reading.result()
         finally:
@@ -161,8 +164,16 @@ class _ClaudeRun:
             with suppress(Exception):
                 await cancel_and_wait(*(each.settled for each in self._calls.values()))
 
+    async def _interrupt(self) -> None:
+        """Have Claude Code stop what it does: the SDK gives one that is busy five seconds to end by itself."""
+        if self._client is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(INTERRUPT_SECONDS):
+                    await self._client.interrupt()
+
     async def _read(self, prompt: str, options: ClaudeAgentOptions, put: Callable[[Any], None]) -> None:
         async with ClaudeSDKClient(options) as client:
+            self._client = client
             await client.query(prompt)
             async for message in client.receive_response():
                 self._refuse_unjudged(message)

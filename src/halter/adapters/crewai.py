@@ -7,7 +7,8 @@ result = desk.kickoff()
 
 Each kickoff is a guarded session, of a copy of the crew. Each model request is held before it is sent, with its limit
 of tokens lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that
-needs a person waits for the decision. A halt and a cap raise EffectRefused.
+needs a person waits for the decision. A halt and a cap raise EffectRefused. A kickoff of a conversation that a killed
+process left goes on in its session: what was decided counts, and a call that was made is not made again.
 
 CrewAI goes on where a hook or a tool raises. So the guard stands in the models and the tools themselves, and what ends
 a run is kept: nothing is asked or made after it. Memory, knowledge, planning, MCP servers, apps, remote agents, tools
@@ -17,10 +18,12 @@ of the provider's and agents of another class are refused, unless their name is 
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache
+from hashlib import sha256
 from threading import Lock, Thread
 from typing import Any, Final
 
@@ -41,10 +44,12 @@ from halter.adapters.guarded_runs import (
     refuse_unseen,
 )
 from halter.core.errors import ConfigError
+from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external import EffectRefused, ModelResult
+from halter.runtime.external import Act, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
+from halter.tools.function_tool import canonical_json
 
 _LIMITS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 """How the models of CrewAI name the longest answer."""
@@ -83,17 +88,23 @@ class GuardedCrew:
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
 
-    def kickoff(self, inputs: dict[str, Any] | None = None) -> Any:
-        """Run as `Crew.kickoff` does. It waits while a person has to decide."""
+    def kickoff(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
+        """Run as `Crew.kickoff` does. It waits while a person has to decide.
+
+        A kickoff of the same `conversation` takes up what a process that died left, from the crew's beginning: the
+        model is asked again, and a call with the same arguments that was made returns what it returned.
+        """
         if overlay_active.get() is not None:
             raise ConfigError("An llm_overlay puts models in place that no guard sees: kick the crew off without it.")
         context = copy_context()
         with self._loop.open() as (loop, runs):
-            return asyncio.run_coroutine_threadsafe(self._run(runs, context.run, inputs), loop).result()
+            return asyncio.run_coroutine_threadsafe(self._run(runs, context.run, inputs, conversation), loop).result()
 
-    async def _run(self, runs: GuardedRuns, enter: Callable[..., Any], inputs: dict[str, Any] | None) -> Any:
+    async def _run(
+        self, runs: GuardedRuns, enter: Callable[..., Any], inputs: dict[str, Any] | None, conversation: str
+    ) -> Any:
         task = " ".join(each.description for each in self._crew.tasks)
-        async with runs.session(task) as session:
+        async with runs.session(task, f"crewai.{conversation}" if conversation else "") as session:
             run = _CrewRun(session, runs, self._max_output_tokens, self._allow_native)
             ended = _start_thread(enter, self._kickoff, run, inputs)
             try:
@@ -134,6 +145,7 @@ class _CrewRun:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
         self._effects: set[ReportedEffect] = set()
+        self._made: Counter[str] = Counter()
         self._closed = False
 
     def have(self, judge: Callable[[ReportedEffect], Awaitable[Any]], make: Callable[[Any], tuple[Any, Any]]) -> Any:
@@ -141,14 +153,22 @@ class _CrewRun:
 
         `make` returns what the crew gets and what is reported. Raises what it raises, and EffectRefused.
         """
-        effect, admitted = self._wait(self._begin(judge))
+        effect = self._wait(self._begin(judge))
+        if not effect.begun.done():
+            return effect.settled.result()  # A process that died had this effect, and this is what it returned.
         try:
-            value, reported = make(admitted)
+            value, reported = make(effect.begun.result())
         except Exception as error:
             self._wait(self._settle(effect, error=error))
             raise
         self._wait(self._settle(effect, reported))
         return value
+
+    async def call(self, spec: ToolSpec, given: Mapping[str, Any], act: Act) -> Any:
+        """Judge a call under a name that a later process gives it again: by its arguments, and how often they came."""
+        same = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(given)))).hexdigest()[:16]
+        self._made[same] += 1
+        return await self.session.act(spec, given, act, name=f"{same}.{self._made[same]}", wait=True)
 
     def _wait(self, work: Any) -> Any:
         if self._closed:
@@ -156,7 +176,7 @@ class _CrewRun:
             raise HookAborted("The run is over.", "halter")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> tuple[ReportedEffect, Any]:
+    async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
         if self.failed.done():
             raise self._abort(self.failed.result())
         effect = ReportedEffect()
@@ -169,9 +189,10 @@ class _CrewRun:
             raise
         except Exception as error:
             raise self._abort(error) from error
-        self._effects.add(effect)
-        effect.settled.add_done_callback(lambda settled: self._end_early(effect, settled))
-        return effect, effect.begun.result()
+        if effect.begun.done():
+            self._effects.add(effect)
+            effect.settled.add_done_callback(lambda settled: self._end_early(effect, settled))
+        return effect
 
     def _end_early(self, effect: ReportedEffect, settled: asyncio.Future[Any]) -> None:
         """A halt ends the run while a thread still waits for its provider or its tool."""
@@ -352,7 +373,7 @@ def _call_guarded(tool: Any, make: Callable[..., Any], args: Any, given: dict[st
     spec = run.runs.spec(tool.name, tool.description, schema)
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        return run.session.act(spec, given, effect.act, wait=True)
+        return run.call(spec, given, effect.act)
 
     def call(admitted: Mapping[str, Any]) -> tuple[Any, Any]:
         made = make(**admitted)
