@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halter.core.messages import Message, StreamChunk
-    from halter.core.tools import Failed, NearBudget, Output
+    from halter.core.tools import Failed, NearBudget, Output, Retry
     from halter.guard.tool_door import Answer
     from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
@@ -32,6 +32,7 @@ __all__ = [
     "Output",
     "PersonAsked",
     "Result",
+    "Retry",
     "RunFailed",
     "SessionOver",
     "SessionTaken",
@@ -58,6 +59,7 @@ _HOMES = {
     "Output": "halter.core.tools",
     "PersonAsked": "halter.tasks.run_events",
     "Result": "halter.tasks.result",
+    "Retry": "halter.core.tools",
     "RunFailed": "halter.tasks.result",
     "SessionOver": "halter.runtime.guard_api",
     "SessionTaken": "halter.runtime.guard_api",

@@ -153,6 +153,17 @@ class Failed(ToolError):
         self.partial = partial
 
 
+class Retry(Failed):
+    """Raised by a tool, or by a check of answers: the model is told why, and may try again."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("Retry", why)
+
+    def __reduce__(self) -> tuple[type["Retry"], tuple[str]]:
+        """A plain tool raises it in a process of its own."""
+        return type(self), (str(self).removeprefix("Retry: "),)
+
+
 class Unstoppable(ToolError):
     """A call that could not be stopped in time: its outcome is unknown."""
 

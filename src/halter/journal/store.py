@@ -74,7 +74,7 @@ class StoreProblem:
             self.know("")
 
 
-class Retry:
+class StoreRetry:
     """Repeats a call that failed because the store was unavailable, until it succeeds or its task is cancelled.
 
     Repeating is harmless: a write that was committed without an answer is recognised by its key.
@@ -499,7 +499,7 @@ class JournalStore:
     ) -> None:
         self._engine = engine
         self._journal = _Journal(engine, inline=inline, salt=salt, applier=applier, observers=observers)
-        self.retry: Retry | None = None
+        self.retry: StoreRetry | None = None
         self._patient: tuple[Clock, StoreProblem, Self] | None = None
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
@@ -508,7 +508,7 @@ class JournalStore:
         if known is not None and trouble is not None and known[:2] == (clock, trouble):
             return known[2]
         handle, trouble = copy.copy(self), trouble or StoreProblem()
-        handle.retry = Retry(clock, trouble)
+        handle.retry = StoreRetry(clock, trouble)
         self._patient = (clock, trouble, handle)
         return handle
 

@@ -21,7 +21,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import partial
@@ -38,11 +38,11 @@ from halter.core.ids import make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR
 from halter.core.text import reject_unknown_options
-from halter.core.tools import Tool
+from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, read_settings
 from halter.tasks.result import Result, build_result, find_accepted_call
-from halter.tools.function_tool import FunctionTool, ToolOptions
+from halter.tools.function_tool import CallKey, FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
 
 # A program that only describes its agent does not wait for what runs it: the functions below import that.
@@ -232,7 +232,8 @@ class AgentOptions(ProgramOptions, total=False):
     """Options of an agent, all optional: the keys of its file, under the same names.
 
     `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide. `agents`
-    are those whom the model can ask: agents, or what their `as_tool` returns.
+    are those whom the model can ask: agents, or what their `as_tool` returns. `mcp_servers` are servers of tools by
+    name, each as in `.mcp.json`.
     """
 
     model: str | Model
@@ -246,6 +247,7 @@ class AgentOptions(ProgramOptions, total=False):
     limits: Mapping[str, Any]
     waits: "WaitListener"
     agents: "Sequence[Agent | AgentTool]"
+    mcp_servers: Mapping[str, Mapping[str, Any]]
 
 
 KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
@@ -264,6 +266,7 @@ class Agent(AgentProgram):
         self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
         self._instructions: list[Callable[..., Any]] = []
         self._toolsets: list[Callable[..., Any]] = []
+        self._validators: list[Callable[..., Any]] = []
 
     @classmethod
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
@@ -300,6 +303,28 @@ class Agent(AgentProgram):
         """
         self._instructions.append(function)
         return function
+
+    def output_validator(self, function: F) -> F:
+        """Adds a check of answers: `@agent.output_validator`. It returns the output, or another one in its place.
+
+        It raises Retry to have the model answer again. It may take `deps` beside the output, and may be async.
+        """
+        self._validators.append(function)
+        return function
+
+    def _make_form(self, output_type: type[Any] | None, deps: Any) -> "AnswerForm | None":
+        if output_type is None and not self._validators:
+            return None
+
+        def bind(function: Callable[..., Any]) -> Validator:
+            async def check(value: Any) -> Any:
+                given = (value, deps) if len(inspect.signature(function).parameters) > 1 else (value,)
+                found = function(*given)
+                return await found if inspect.isawaitable(found) else found
+
+            return check
+
+        return AnswerForm(output_type or str, [bind(function) for function in self._validators])
 
     def toolset(self, function: F) -> F:
         """Adds a function that returns tools for one run, asked when it begins: `@agent.toolset`.
@@ -364,7 +389,7 @@ class Agent(AgentProgram):
         """
         async with self._for_run(deps) as context:
             session = await _send_message(context, message, session, id, kind, history)
-            return await self._attended(context, session, output_type)
+            return await self._attended(context, session, self._make_form(output_type, deps))
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
@@ -376,7 +401,7 @@ class Agent(AgentProgram):
             await reopen_agent_session(context, session)
             if message:
                 await say_to_session(context, session, message)
-            return await self._attended(context, session, output_type)
+            return await self._attended(context, session, self._make_form(output_type, deps))
 
     async def fork(
         self,
@@ -399,7 +424,7 @@ class Agent(AgentProgram):
             fork = await read_fork(context.store, await read_session_row(context, session), at)
             by, redact, known = context.app.settings.person, context.guard().redacted, await context.definition()
             session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
-            return await self._attended(context, session, output_type)
+            return await self._attended(context, session, self._make_form(output_type, deps))
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Returns what was said in a session, up to the event `at`, or its newest."""
@@ -455,7 +480,7 @@ class Agent(AgentProgram):
         async with self._for_run(deps) as context:
             session = await _send_message(context, message, session, id, kind, history)
             waits = events.wait_with(self._said_of.get("waits", self._log_wait))
-            run = partial(self._attended, context, session, output_type, events.observe(), waits)
+            run = partial(self._attended, context, session, self._make_form(output_type, deps), events.observe(), waits)
             async with aclosing(stream_queue(events.queue, run)) as items:
                 async for item in items:
                     yield item
@@ -468,11 +493,10 @@ class Agent(AgentProgram):
         self,
         context: "AgentContext",
         session: str,
-        output_type: type[Any] | None,
+        form: "AnswerForm | None",
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
-        from halter.loop.decide import FINAL_ANSWER
         from halter.loop.loop import NO_OBSERVER
         from halter.runtime.sessions import claim_session
 
@@ -480,17 +504,15 @@ class Agent(AgentProgram):
         if watching.listen is not None and agent.mind.streaming is None:
             agent = replace(agent, mind=replace(agent.mind, streaming=True))
         context = context if agent is context.agent else replace(context, agent=agent)
-        answer = None if output_type is None else make_answer_tool(output_type)
+        answer = None if form is None else form.tool
         waits = waits or self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
         near = await claimed.running.near_budget()
         result = build_result(came, loop, session, await claimed.running.events(), near_budget=near)
-        if output_type is None:
+        if form is None:
             return result
-        arguments = find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
-        output = None if arguments is None else _parse_output(output_type, arguments)
-        return replace(result, output=output)
+        return replace(result, output=await form.read(loop.messages) if loop.turn.answered else None)
 
     def _log_wait(self, asked: "NeedsPerson", _: State) -> None:
         """Say on the log, by default on stderr, why nothing seems to happen."""
@@ -535,7 +557,7 @@ class Agent(AgentProgram):
 
         given: Mapping[str, Model] = {}
         if self._folder is None:
-            agent, given = self._said(app.fleet)
+            agent, given = await self._said(app, stack)
         else:
             agent = await stack.enter_async_context(assemble_agent(app, self._folder))
         return agent, await stack.enter_async_context(models_of(app, agent, given))
@@ -547,7 +569,7 @@ class Agent(AgentProgram):
         said = super()._written()
         return read_local_fleet(self._settings) if said is None and self._folder is not None else said
 
-    def _said(self, fleet: "FleetConfig") -> "tuple[AssembledAgent, Mapping[str, Model]]":
+    async def _said(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Parses the options as an agent file, so that the same checks apply with the same messages."""
         from halter.config.resolve import check_named_tools, resolve_agent
         from halter.runtime import assemble
@@ -563,18 +585,35 @@ class Agent(AgentProgram):
         if not given and named:
             more |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
         agent = agent_said(self._name, options, "the agent", options.get("limits", {}), more)
-        resolved = resolve_agent(fleet, agent, None)
+        resolved = resolve_agent(app.fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
             mind = replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
             resolved = replace(resolved, mind=mind)
-        check_named_tools(resolved.policy, agent, (*(tool.spec for tool in self._tools), *list_verb_specs()))
-        assemble.check_pacing_tools(resolved.policy, resolved.pacing, agent, self._tools)
-        assemble.protect_tools(self._tools, assemble.list_protected_paths(self._settings, None, None))
         secrets = resolve_secrets(options, self._environ)
+        servers = self._read_servers()
+        offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved.policy, secrets))
+        tools = [*self._tools, *offer.tools]
+        check_named_tools(resolved.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
+        assemble.check_pacing_tools(resolved.policy, resolved.pacing, agent, tools)
+        assemble.protect_tools(tools, assemble.list_protected_paths(self._settings, None, None))
+        names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]
+        waiting = await assemble.settle_pins(app, self._name, names, specs) if servers else frozenset[str]()
         return assemble.AssembledAgent(
-            **resolved.parts(), tools=assemble.index_tools(self._tools), secrets=secrets
+            **resolved.parts(),
+            tools=assemble.index_tools(tools),
+            secrets=secrets,
+            quarantined=waiting,
+            left_out=offer.left_out,
         ), given
+
+    def _read_servers(self) -> "Sequence[ToolServer]":
+        """Parses the program's MCP servers as those of a file, so that the same checks apply."""
+        from halter.config.mcp_file import parse_servers
+
+        said = self._said_of.get("mcp_servers", {})
+        document = build_document({"mcpServers": dict(said)}, "the agent's mcp_servers")
+        return parse_servers(document, Path.cwd(), self._environ) if said else ()
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
@@ -610,24 +649,47 @@ def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
     return replace(agent, tools=tools)
 
 
-def make_answer_tool(output_type: type[Any]) -> Tool:
-    """Makes the tool with which the model gives a typed answer.
+Validator = Callable[[Any], Awaitable[Any]]
 
-    One that does not fit is rejected and asked for again.
+
+class AnswerForm:
+    """What an answer must fit: a type, and the checks of the program.
+
+    `tool` is that with which the model gives it. An answer that does not fit is rejected, and asked for again.
     """
-    from halter.loop.decide import FINAL_ANSWER
 
-    async def answer(value: Any) -> str:  # noqa: ARG001 It stands in the journal as the call's arguments.
-        return "Your answer was taken."
+    def __init__(self, output_type: type[Any], validators: Sequence[Validator] = ()) -> None:
+        from halter.loop.decide import FINAL_ANSWER
 
-    answer.__annotations__["value"] = output_type
-    answer.__doc__ = "Give your final answer. Your turn ends with it."
-    return made_tool(
-        answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True, reads="nothing", reach="none"
-    )
+        self._type = output_type
+        self._validators = validators
+        self._accepted: dict[str, Any] = {}
 
+        async def answer(value: Any, call: CallKey) -> str:
+            self._accepted[call] = await self._check(value)
+            return "Your answer was taken."
 
-def _parse_output(output_type: type[T], arguments: str) -> T:
-    from pydantic import TypeAdapter
+        answer.__annotations__["value"] = output_type
+        answer.__doc__ = "Give your final answer. Your turn ends with it."
+        self.tool: Tool = made_tool(
+            answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True, reads="nothing", reach="none"
+        )
 
-    return TypeAdapter(output_type).validate_python(msgspec.json.decode(arguments)["value"])
+    async def read(self, messages: Sequence[Message]) -> Any:
+        """Returns the accepted answer, as the checks returned it; None if there is none."""
+        from halter.loop.decide import FINAL_ANSWER
+
+        arguments = find_accepted_call(messages[-2:], FINAL_ANSWER)
+        if arguments is None:
+            return None
+        if self._accepted:
+            return list(self._accepted.values())[-1]
+        from pydantic import TypeAdapter
+
+        # Another process took it: the journal has what the model said.
+        return await self._check(TypeAdapter(self._type).validate_python(msgspec.json.decode(arguments)["value"]))
+
+    async def _check(self, value: Any) -> Any:
+        for validator in self._validators:
+            value = await validator(value)
+        return value

@@ -595,7 +595,7 @@ def make_agent_tools(agents: Iterable[SubAgent]) -> list[AgentTool]:
 
 def check_sub_agents(agent: AgentFile, folder: Path) -> None:
     """Raises ConfigError for an agent to ask that stands in no folder beside."""
-    known = find_neighbour_agents(folder) if agent.spec.agents else {}
+    known = find_neighbour_agents(folder if agent.spec.agents else None)
     for index, each in enumerate(agent.spec.agents):
         if each.name not in known:
             path = ("agents", index, "name")
@@ -631,13 +631,8 @@ async def _start_servers(
     app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets, tell: Callable[[str], None]
 ) -> AsyncGenerator["McpOffer"]:
     """Starts the MCP servers of an agent. Its code must be trusted at each start."""
-    from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
-
     folder = code.folder
     servers = read_servers(folder / MCP_FILE, app.environ)
-    if not servers:
-        yield McpOffer((), ())
-        return
     demand_loadable(servers, folder, app)
     trusted = _make_trust_check(app, code)
 
@@ -647,6 +642,30 @@ async def _start_servers(
             demand_loadable(servers, folder, app)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error
+
+    async with start_servers(app, servers, policy, secrets, starts, tell) as offer:
+        yield offer
+
+
+def _start_freely() -> None:
+    """A program's servers are its own code, as its functions are."""
+
+
+@asynccontextmanager
+async def start_servers(
+    app: Runtime,
+    servers: Sequence[ToolServer],
+    policy: ResolvedPolicy,
+    secrets: Secrets,
+    starts: Callable[[], None] = _start_freely,
+    tell: Callable[[str], None] = lambda _: None,
+) -> AsyncGenerator["McpOffer"]:
+    """Starts MCP servers; `starts` is called before each start, and raises to refuse it."""
+    from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
+
+    if not servers:
+        yield McpOffer((), ())
+        return
 
     def reveal(name: str) -> str:
         if name not in policy.secrets:

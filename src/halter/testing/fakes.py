@@ -45,7 +45,7 @@ from halter.dispatch.dispatcher import ServeTicket
 from halter.guard.halts import StillHeld
 from halter.guard.judge import lower_legs_to_policy
 from halter.guard.ledger import Ledger
-from halter.journal.store import Retry, StoreProblem
+from halter.journal.store import StoreProblem, StoreRetry
 from halter.state.session import InFlight, track_call, track_request
 
 
@@ -100,7 +100,7 @@ class Relay:
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> "PatientRelay":
         """Return a store that retries while this one is unavailable, as `JournalStore.patient` does."""
-        return PatientRelay(self, Retry(clock, trouble or StoreProblem()))
+        return PatientRelay(self, StoreRetry(clock, trouble or StoreProblem()))
 
     async def way(self) -> None:
         """Called before each use of the other store, and again before its answer is returned."""
@@ -171,7 +171,7 @@ class Relay:
 class PatientRelay(Relay):
     """Retries while the other store is unavailable."""
 
-    def __init__(self, store: Store, retry: Retry) -> None:
+    def __init__(self, store: Store, retry: StoreRetry) -> None:
         super().__init__(store)
         self._retry = retry
 
