@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 from mcp import MCPError
-from mcp_types import ElicitResult
+from mcp_types import (
+    ElicitResult,
+    EmptyResult,
+    ResourceUpdatedNotification,
+    SetLevelRequest,
+    SetLevelRequestParams,
+    SubscribeRequest,
+    SubscribeRequestParams,
+    UnsubscribeRequest,
+    UnsubscribeRequestParams,
+)
 
 from halter.core.clock import SECOND
 from halter.guard.halts import halt
@@ -160,3 +170,74 @@ async def test_prompts_have_their_servers_in_their_names(tmp_path: Path, era: st
         assert prompt.name == "helpful__greet"
         said: Any = await client.get_prompt("helpful__greet", {"name": "Ada"})
         assert said.messages[0].content.text == "Say hello to Ada."
+
+
+SERVED = (("helpful", "notes://all"), ("modern", "modern://all"))
+
+
+@pytest.mark.parametrize(("server", "uri"), SERVED)
+async def test_an_elder_client_hears_the_logs_and_the_resources_that_it_follows(
+    tmp_path: Path, server: str, uri: str
+) -> None:
+    logged: asyncio.Queue[Any] = asyncio.Queue()
+    changed: asyncio.Queue[str] = asyncio.Queue()
+
+    async def log(params: Any) -> None:
+        logged.put_nowait(params)
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, ResourceUpdatedNotification):
+            changed.put_nowait(str(message.params.uri))
+
+    servers = {"helpful": helpful(tmp_path / "notes"), "modern": modern(tmp_path / "notes")}
+    async with (
+        open_desk(tmp_path, FREE, servers) as desk,
+        desk.client(logging_callback=log, message_handler=hear) as client,
+    ):
+        session: Any = client.session
+        await session.send_request(SetLevelRequest(params=SetLevelRequestParams(level="info")), EmptyResult)
+        await session.send_request(SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult)
+        await client.call_tool(f"{server}__murmur", {"words": f"the key is {SECRET}"})
+        line = await logged.get()
+        assert (line.level, line.logger) == ("warning", f"{server}/inner")
+        assert "[redacted:" in line.data["words"]
+        assert await changed.get() == uri
+        await session.send_request(UnsubscribeRequest(params=UnsubscribeRequestParams(uri=uri)), EmptyResult)
+        await client.call_tool(f"{server}__murmur", {"words": "again"})
+        assert (await logged.get()).data == {"words": "again"}
+        assert changed.empty()
+        if server == "helpful":
+            assert desk.noted() == [f"follow {uri}", f"unfollow {uri}"]
+
+
+@pytest.mark.parametrize(("server", "uri"), SERVED)
+async def test_a_newer_client_hears_logs_with_its_call_and_resources_on_its_stream(
+    tmp_path: Path, server: str, uri: str
+) -> None:
+    logged: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def log(params: Any) -> None:
+        logged.put_nowait(params)
+
+    servers = {"helpful": helpful(tmp_path / "notes"), "modern": modern(tmp_path / "notes")}
+    async with (
+        open_desk(tmp_path, FREE, servers) as desk,
+        desk.client("2026-07-28", logging_callback=log, log_level="info") as client,
+    ):
+        await client.list_tools()
+        async with client.listen(resource_subscriptions=[uri]) as news:
+            await client.call_tool(f"{server}__murmur", {"words": "low"})
+            assert (await logged.get()).data == {"words": "low"}
+            assert (await anext(news)).uri == uri  # type: ignore[union-attr]
+        if server == "helpful":
+            await until(lambda: f"unfollow {uri}" in desk.noted())
+
+
+async def test_a_resource_that_may_not_be_read_is_not_followed(tmp_path: Path) -> None:
+    policy = FREE + "policy: {disabled: [helpful__resources_read]}\n"
+    async with open_desk(tmp_path, policy) as desk, desk.client() as client:
+        session: Any = client.session
+        request = SubscribeRequest(params=SubscribeRequestParams(uri="notes://all"))
+        with pytest.raises(MCPError, match="for this client"):
+            await session.send_request(request, EmptyResult)
+        assert desk.noted() == []

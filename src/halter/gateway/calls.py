@@ -15,6 +15,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
+    LOG_LEVEL_META_KEY,
     CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
@@ -27,6 +28,7 @@ from mcp_types import (
     InputRequests,
     InputRequiredResult,
     InputResponses,
+    LoggingLevel,
     ReadResourceRequest,
     ReadResourceRequestParams,
     ReadResourceResult,
@@ -58,8 +60,11 @@ def speaks_modern(context: Context) -> bool:
 class ClientCall:
     """A call of a client, from its first request to its outcome; `task` runs it, and `about` is what was asked."""
 
-    def __init__(self, context: Context, server: str, about: tuple[str, bytes]) -> None:
+    def __init__(
+        self, context: Context, server: str, about: tuple[str, bytes], log_level: LoggingLevel | None = None
+    ) -> None:
         self.context = context
+        self._log_level = log_level
         self.server = server
         self.about = about
         self.result: Any = None
@@ -72,7 +77,10 @@ class ClientCall:
 
     @property
     def relay(self) -> CallRelay:
-        return CallRelay(self.report, self.answer)
+        """What passes while the call runs. A client of the newer protocol says with it what it wants of logs."""
+        own: Any = self.context.meta or {}
+        asked = own.get(LOG_LEVEL_META_KEY) if speaks_modern(self.context) else self._log_level
+        return CallRelay(self.report, self.answer, {LOG_LEVEL_META_KEY: asked} if asked else {})
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is, if it wants to know. What it is told only grows."""

@@ -3,8 +3,9 @@
 import asyncio
 import base64
 import binascii
+import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -18,18 +19,24 @@ from mcp.server.subscriptions import (
     ListenHandler,
     PromptsListChanged,
     ResourcesListChanged,
+    ResourceUpdated,
     ToolsListChanged,
 )
-from mcp.shared.exceptions import MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CompleteRequestParams,
+    EmptyResult,
     GetPromptRequestParams,
     InputRequiredResult,
     PaginatedRequestParams,
     ReadResourceRequestParams,
+    SetLevelRequestParams,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    UnsubscribeRequestParams,
 )
 
 from halter.core.clock import MINUTE
@@ -41,7 +48,7 @@ from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import keep_leases
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
-from halter.gateway.upstreams import GatewayAgent, News, Upstreams
+from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.agent_context import make_guard
@@ -57,6 +64,9 @@ PENDING_CODE: Final = -41002
 SWEEP_INTERVAL: Final = MINUTE
 IDLE_LIMIT: Final = 30 * MINUTE
 MOST_SESSIONS: Final = 200
+MOST_NEWS: Final = 1000
+"""How much news of servers may be on its way to clients at once."""
+MOST_STREAMS: Final = 100
 INSTRUCTIONS: Final = (
     "Every call passes a guard, which may ask a person first. A call that is answered with a pending decision was not "
     f"made: go on with something else, or wait with {WAIT}; once it is approved, the same call with the same arguments "
@@ -82,7 +92,7 @@ OWN_TOOLS: Final[tuple[Mapping[str, Any], ...]] = (
         "annotations": _READS,
     },
 )
-_EVENTS: Final[Mapping[News, Any]] = {
+_EVENTS: Final[Mapping[ListKind, Any]] = {
     "tools": ToolsListChanged(),
     "prompts": PromptsListChanged(),
     "resources": ResourcesListChanged(),
@@ -102,6 +112,14 @@ class ClientIdentity(msgspec.Struct, frozen=True):
     @property
     def place(self) -> Place:
         return (self.key, self.label)
+
+
+class NewsStream:
+    """Where one client's streams of changes come from: no client hears of another one's servers."""
+
+    def __init__(self) -> None:
+        self.bus = InMemorySubscriptionBus()
+        self.serve = ListenHandler(self.bus, max_subscriptions=MOST_STREAMS)
 
 
 class GatewayServer(Server[Any]):
@@ -136,7 +154,7 @@ class Gateway:
         self.sessions: dict[Place, GatedSession] = {}
         self._opening = asyncio.Lock()
         self._elders: dict[Place, ServerSession] = {}
-        self._bus = InMemorySubscriptionBus()
+        self._streams: dict[Place, NewsStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.server = self._build()
 
@@ -153,8 +171,11 @@ class Gateway:
             on_list_prompts=cast("Any", self._list_prompts),
             on_get_prompt=cast("Any", self._get_prompt),
             on_completion=cast("Any", self._complete),
-            on_subscriptions_listen=ListenHandler(self._bus),
+            on_subscribe_resource=cast("Any", self._subscribe),
+            on_unsubscribe_resource=cast("Any", self._unsubscribe),
+            on_subscriptions_listen=cast("Any", self._listen),
         )
+        made.add_request_handler("logging/setLevel", SetLevelRequestParams, cast("Any", self._set_log_level))
         made.middleware.append(cast("Any", self._restore_schemas))
         return made
 
@@ -182,24 +203,81 @@ class Gateway:
         by = who.started_by or self.terms.app.settings.person
         return await _reported(open_session(terms, upstreams, by, f"{client} through the gateway"))
 
-    def _publish(self, place: Place, kind: News) -> None:
-        """Tell clients that a list has changed: each protocol has its own way."""
-        task = asyncio.create_task(self._send_news(place, kind), name="gateway news")
+    def _publish(self, place: Place, news: News) -> None:
+        """Tell a client what its servers announce; a server that says more than the client takes is not heard."""
+        if len(self._tasks) >= MOST_NEWS:
+            return
+        task = asyncio.create_task(self._send_news(place, news), name="gateway news")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_news(self, place: Place, kind: News) -> None:
-        await self._bus.publish(_EVENTS[kind])
+    async def _send_news(self, place: Place, news: News) -> None:
+        """Each protocol has its own way: streams that the client has opened, or messages of the session's own."""
         elder = self._elders.get(place)
+        if isinstance(news, LogNews):
+            await self._send_log(place, elder, news)
+            return
+        await self._stream(place).bus.publish(_EVENTS[news] if isinstance(news, str) else ResourceUpdated(news.uri))
         if elder is None:
             return
-        match kind:
+        match news:
             case "tools":
                 await elder.send_tool_list_changed()
             case "prompts":
                 await elder.send_prompt_list_changed()
             case "resources":
                 await elder.send_resource_list_changed()
+            case ResourceNews(uri=uri):
+                await elder.send_resource_updated(uri)
+
+    async def _send_log(self, place: Place, elder: ServerSession | None, news: LogNews) -> None:
+        """Pass a line of a log on under its server's name; to a newer client with the call that is under way there."""
+        session = self.sessions.get(place)
+        if session is None:
+            return
+        calls = [call for call in session.upstreams.calls.values() if call.server == news.server]
+        to: Any = elder if elder is not None else calls[-1].context.session if calls else None
+        if to is None:
+            return
+        data = mask(news.data, self.terms.guard.redacted)
+        logger = clean(f"{news.server}/{news.logger}" if news.logger else news.server)[:200]
+        with warnings.catch_warnings():
+            # Clients of both protocols still read logs for a while.
+            warnings.simplefilter("ignore", MCPDeprecationWarning)
+            sending = to.send_log_message(news.level, data, logger)
+        await sending
+
+    def _stream(self, place: Place) -> "NewsStream":
+        return self._streams.setdefault(place, NewsStream())
+
+    async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> Any:
+        """Serve a newer client's stream of changes, with those of the resources that it names."""
+        session, followed = await self.take(context), list[str]()
+        try:
+            for uri in params.notifications.resource_subscriptions or ():
+                with suppress(Failed):
+                    await session.upstreams.follow_resource(uri)
+                    followed.append(uri)
+            return await self._stream(self._identify(context).place).serve(context, params)
+        finally:
+            with anyio.CancelScope(shield=True), suppress(Failed):
+                for uri in followed:
+                    await session.upstreams.unfollow_resource(uri)
+
+    async def _subscribe(self, context: Context, params: SubscribeRequestParams) -> EmptyResult:
+        session = await self.take(context)
+        await _reported(session.upstreams.follow_resource(str(params.uri)))
+        return EmptyResult()
+
+    async def _unsubscribe(self, context: Context, params: UnsubscribeRequestParams) -> EmptyResult:
+        session = await self.take(context)
+        await _reported(session.upstreams.unfollow_resource(str(params.uri)))
+        return EmptyResult()
+
+    async def _set_log_level(self, context: Context, params: SetLevelRequestParams) -> EmptyResult:
+        session = await self.take(context)
+        await session.upstreams.set_log_level(params.level)
+        return EmptyResult()
 
     async def _restore_schemas(self, context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
         """Give schemas as their servers wrote them: the library would put their keys into another order."""
@@ -294,7 +372,7 @@ class Gateway:
             call = await session.parked.take(params.request_state, about)
             call.go_on(context, params.input_responses or {})
         else:
-            call = ClientCall(context, server, about)
+            call = ClientCall(context, server, about, session.upstreams.log_level)
             session.begin(call, tool, arguments)
         try:
             outcome = await _reported(call.next_round(session.parked.park))
@@ -341,6 +419,7 @@ class Gateway:
             if place[0] and not session.upstreams.calls and session.used_at < before:
                 del self.sessions[place]
                 self._elders.pop(place, None)
+                self._streams.pop(place, None)
                 await session.close()
 
     async def close(self) -> None:

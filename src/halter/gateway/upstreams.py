@@ -5,7 +5,9 @@ is looked at before the next call: a tool that is not what a person agreed to is
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -15,16 +17,22 @@ from mcp_types import (
     CompleteResult,
     ElicitRequestParams,
     ElicitResult,
+    EmptyResult,
     ListPromptsRequest,
     ListPromptsResult,
     ListResourcesRequest,
     ListResourcesResult,
     ListResourceTemplatesRequest,
     ListResourceTemplatesResult,
+    LoggingLevel,
+    LoggingMessageNotification,
     PaginatedRequestParams,
     PromptListChangedNotification,
     ResourceListChangedNotification,
+    ResourceUpdatedNotification,
     ServerNotification,
+    SetLevelRequest,
+    SetLevelRequestParams,
     ToolListChangedNotification,
 )
 from mcp_types import methods as wire
@@ -42,9 +50,27 @@ from halter.runtime.assemble import AssembledAgent, settle_pins
 from halter.runtime.runtime import Runtime
 from halter.tools.mcp import McpServer, McpTerms, McpTool
 
-News = Literal["tools", "prompts", "resources"]
+ListKind = Literal["tools", "prompts", "resources"]
+
+
+class ResourceNews(msgspec.Struct, frozen=True):
+    """A resource that the client follows has changed."""
+
+    uri: str
+
+
+class LogNews(msgspec.Struct, frozen=True):
+    """A line of a server's log; `data` is what the server wrote, of whatever kind."""
+
+    server: str
+    level: LoggingLevel
+    logger: str
+    data: Any
+
+
+News = ListKind | ResourceNews | LogNews
 MOST_PAGES: Final = 50
-_NEWS: Final[Mapping[type[Any], News]] = {
+_NEWS: Final[Mapping[type[Any], ListKind]] = {
     ToolListChangedNotification: "tools",
     PromptListChangedNotification: "prompts",
     ResourceListChangedNotification: "resources",
@@ -93,6 +119,8 @@ class Upstreams:
         self._told: set[str] = set()
         self._servers = {each.name: McpServer(each, terms, self) for each in owner.servers}
         self._resources: dict[str, str] = {}
+        self._followed: Counter[str] = Counter()
+        self.log_level: LoggingLevel | None = None
         self._held: frozenset[str] = frozenset()
         self._stale = True
         self._loading = asyncio.Lock()
@@ -181,12 +209,51 @@ class Upstreams:
         return await calls[-1].elicit_for_server(params) if calls else CANCELLED
 
     def announce(self, server: str, news: ServerNotification) -> None:
-        del server
+        match news:
+            case ResourceUpdatedNotification(params=changed) if self._followed:
+                self.heard(ResourceNews(str(changed.uri)))
+            case LoggingMessageNotification(params=said):
+                self.heard(LogNews(server, said.level, said.logger or "", said.data))
+            case _:
+                self._hear_list(news)
+
+    def _hear_list(self, news: ServerNotification) -> None:
         kind = _NEWS.get(type(news))
         if kind == "tools":
             self._stale = True
         if kind is not None:
             self.heard(kind)
+
+    async def set_log_level(self, level: LoggingLevel) -> None:
+        """Have servers of the elder protocol log from a level on; the newer ones are told with each call."""
+        self.log_level = level
+        request = SetLevelRequest(params=SetLevelRequestParams(level=level))
+        for server in self._servers.values():
+            with suppress(Failed):
+                if (await server.capabilities()).logging is not None:
+                    await server.list(request, EmptyResult)
+
+    async def follow_resource(self, uri: str) -> None:
+        """Have a resource's server say when it changes. Raises Failed where the client may not read it."""
+        server = await self._find_follower(uri)
+        self._followed[uri] += 1
+        if self._followed[uri] == 1:
+            await server.follow_resource(uri)
+
+    async def unfollow_resource(self, uri: str) -> None:
+        if uri not in self._followed:
+            return
+        self._followed[uri] -= 1
+        if self._followed[uri] <= 0:
+            del self._followed[uri]
+            await (await self._find_follower(uri)).unfollow_resource(uri)
+
+    async def _find_follower(self, uri: str) -> McpServer:
+        name, policy = await self.find_resource(uri), self._owner.agent.policy
+        tool = f"{name}{SERVER_SEPARATOR}{RESOURCE.suffix}"
+        if name not in self._servers or tool in policy.disabled or not policy.phases[0].grants_tool(tool):
+            raise Failed("Unknown", f"no server here has the resource {clean(uri)[:200]!r} for this client")
+        return self._servers[name]
 
     async def list_resources(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

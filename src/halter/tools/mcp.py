@@ -47,6 +47,7 @@ from halter.tools.mcp_session import (
     McpPeer,
     ToolListRecorder,
     follow_changes,
+    follow_resource,
     list_server_tools,
     negotiate_version,
     open_mcp_session,
@@ -299,6 +300,8 @@ class _LiveConnection:
     session: "ClientSession | None" = None
     offer: McpOffer = field(default_factory=McpOffer)
     stale: bool = False
+    following: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
+    """Streams of single resources' changes, which servers of the newer protocol have."""
 
     def outdate(self) -> None:
         self.stale = True
@@ -319,6 +322,7 @@ class McpServer:
         self._live: _LiveConnection | None = None
         self._restarts: deque[int] = deque()
         self._closed = False
+        self._followed_resources: set[str] = set()
 
     async def open(self) -> McpOffer:
         return (await self._connected()).offer
@@ -338,6 +342,33 @@ class McpServer:
         """Ask what there is besides tools. Raises Failed if the server does not say it."""
         live = await self._connected()
         return await self._said(send_listing(_demand(live.session), request, wanted))
+
+    async def follow_resource(self, uri: str) -> None:
+        """Have the server say when a resource changes, also after it was started again."""
+        self._followed_resources.add(uri)
+        await self._follow(await self._connected(), uri)
+
+    async def unfollow_resource(self, uri: str) -> None:
+        from mcp_types import EmptyResult, UnsubscribeRequest, UnsubscribeRequestParams
+
+        self._followed_resources.discard(uri)
+        live = await self._connected()
+        stream = live.following.pop(uri, None)
+        if stream is not None:
+            stream.cancel()
+        elif not _speaks_modern(_demand(live.session)):
+            request = UnsubscribeRequest(params=UnsubscribeRequestParams(uri=uri))
+            await self._said(send_listing(_demand(live.session), request, EmptyResult))
+
+    async def _follow(self, live: _LiveConnection, uri: str) -> None:
+        from mcp_types import EmptyResult, SubscribeRequest, SubscribeRequestParams
+
+        opened = _demand(live.session)
+        if _speaks_modern(opened):
+            if uri not in live.following:
+                live.following[uri] = asyncio.create_task(follow_resource(opened, uri), name=f"mcp {self.name} {uri}")
+            return
+        await self._said(send_listing(opened, SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult))
 
     async def read(self, request: Any, wanted: Any, permit: Permit, relay: CallRelay) -> Any:
         """Read a resource or a prompt. Raises Failed if the server does not give it."""
@@ -494,6 +525,9 @@ class McpServer:
             await negotiate_version(opened)
             async with self._followed(live, opened):
                 await self._list(live, opened)
+                for uri in sorted(self._followed_resources):
+                    with suppress(Failed):
+                        await self._follow(live, uri)
                 live.ready.set_result(None)
                 await live.ending.over.wait()
 
@@ -508,8 +542,10 @@ class McpServer:
                 await asyncio.wait_for(heard.wait(), _LISTEN_PATIENCE)
             yield
         finally:
-            following.cancel()
-            await asyncio.wait((following,))
+            tasks = (following, *live.following.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def _wire(self, ending: ConnectionEnding) -> AbstractAsyncContextManager[tuple[Any, Any]]:
         server, terms = self._server, self._terms
@@ -556,6 +592,12 @@ def _demand_installed(server: str) -> None:
         raise ConfigError(explain_extra("mcp", f"The MCP server {server}")) from None
     # It would log messages with the secrets that were put into them; what it has to tell comes as an error, too.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
+
+
+def _speaks_modern(session: "ClientSession") -> bool:
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    return session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _demand(value: T | None) -> T:

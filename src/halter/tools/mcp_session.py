@@ -5,7 +5,7 @@ A call of a tool, a resource and a prompt can be sent only with a permit.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -190,6 +190,17 @@ async def follow_changes(
     heard.set()
 
 
+async def follow_resource(session: "ClientSession", uri: str) -> None:
+    """Have a server of the newer protocol say when a resource changes, until it no longer does."""
+    from mcp.client.subscriptions import SubscriptionLost, listen
+    from mcp.shared.exceptions import MCPError
+
+    with suppress(MCPError, SubscriptionLost):
+        async with listen(session, resource_subscriptions=[uri]) as news:
+            async for _ in news:
+                """The session's peer has heard it."""
+
+
 async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
     from mcp_types import PaginatedRequestParams
 
@@ -215,6 +226,8 @@ class CallRelay:
 
     progress: "ProgressFnT | None" = None
     answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _refuse_input
+    meta: Mapping[str, Any] | None = None
+    """What the client says about its request that concerns the server, too."""
 
 
 NO_RELAY: Final = CallRelay()
@@ -236,7 +249,8 @@ async def send_tool_call(
     wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
     said: dict[str, Any] = {}
     for _ in range(_MOST_ROUNDS):
-        params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta={"idempotencyKey": key}, **said)
+        meta: Any = {**(relay.meta or {}), "idempotencyKey": key}
+        params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta=meta, **said)
         result: Any = await session.send_request(
             CallToolRequest(params=params), wanted, progress_callback=relay.progress
         )
@@ -247,8 +261,13 @@ async def send_tool_call(
     raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")
 
 
-_LISTS: Final = frozenset({"resources/list", "resources/templates/list", "prompts/list", "completion/complete"})
-"""What may be asked without a permit: what there is, and how a word goes on."""
+_LISTS: Final = frozenset(
+    {
+        *("resources/list", "resources/templates/list", "prompts/list", "completion/complete"),
+        *("resources/subscribe", "resources/unsubscribe", "logging/setLevel"),
+    }
+)
+"""What may be asked without a permit: what there is, how a word goes on, and to be told of news."""
 
 
 async def send_listing(session: "ClientSession", request: Any, wanted: Any) -> Any:

@@ -5,7 +5,14 @@ import sys
 from pathlib import Path
 
 from mcp.server.mcpserver import Context, MCPServer
-from mcp_types import ToolAnnotations
+from mcp_types import (
+    EmptyResult,
+    LoggingMessageNotification,
+    LoggingMessageNotificationParams,
+    SubscribeRequestParams,
+    ToolAnnotations,
+    UnsubscribeRequestParams,
+)
 from pydantic import BaseModel
 
 server = MCPServer("helpful")
@@ -78,6 +85,30 @@ async def grow(context: Context) -> str:
     server.add_tool(grown)
     await context.session.send_tool_list_changed()
     return "grew"
+
+
+@server.tool(annotations=READ)
+async def murmur(context: Context, words: str) -> str:
+    """Write a line of a log, and tell that the notes have changed."""
+    params = LoggingMessageNotificationParams(level="warning", logger="inner", data={"words": words})
+    await context.session.send_notification(LoggingMessageNotification(params=params))
+    await context.session.send_resource_updated("notes://all")
+    return "murmured"
+
+
+async def follow(_: object, params: SubscribeRequestParams) -> EmptyResult:
+    note(f"follow {params.uri}")
+    return EmptyResult()
+
+
+async def unfollow(_: object, params: UnsubscribeRequestParams) -> EmptyResult:
+    note(f"unfollow {params.uri}")
+    return EmptyResult()
+
+
+lower = server._lowlevel_server  # noqa: SLF001 The library's friendlier server knows no subscriptions.
+lower.add_request_handler("resources/subscribe", SubscribeRequestParams, follow)
+lower.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, unfollow)
 
 
 @server.resource("notes://all")

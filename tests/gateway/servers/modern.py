@@ -38,6 +38,15 @@ def change() -> None:
 
 def called(asked: dict[str, Any]) -> None:
     params = asked["params"]
+    if params["name"] == "murmur":
+        if params["_meta"].get("io.modelcontextprotocol/logLevel"):
+            line = {"level": "warning", "logger": "inner", "data": {"words": params["arguments"]["words"]}}
+            say({"method": "notifications/message", "params": line})
+        for listening, wanted in streams.items():
+            for uri in wanted.get("resourceSubscriptions", ()):
+                tell(listening, "resources/updated", uri=uri)
+        answer(asked, {"content": [{"type": "text", "text": "murmured"}]})
+        return
     if params["name"] == "change":
         change()
         answer(asked, {"content": [{"type": "text", "text": "changed"}]})
@@ -58,6 +67,7 @@ def called(asked: dict[str, Any]) -> None:
 READ = {"readOnlyHint": True}
 tools: list[dict[str, Any]] = [
     {"name": "ask", "description": "Ask.", "inputSchema": SCHEMA, "annotations": READ},
+    {"name": "murmur", "description": "Log.", "inputSchema": {"type": "object"}, "annotations": READ},
     {"name": "change", "description": "Become another.", "inputSchema": {"type": "object"}, "annotations": READ},
 ]
 streams: dict[Any, dict[str, Any]] = {}
@@ -69,13 +79,17 @@ for line in sys.stdin:
                 asked,
                 {
                     "supportedVersions": ["2026-07-28"],
-                    "capabilities": {"tools": {}},
+                    "capabilities": {"tools": {}, "resources": {"subscribe": True}, "logging": {}},
                     "ttlMs": 0,
                     "cacheScope": "private",
                 },
             )
         case "tools/list":
             answer(asked, {"tools": tools, **KEPT})
+        case "resources/list":
+            answer(asked, {"resources": [{"uri": "modern://all", "name": "all"}], **KEPT})
+        case "notifications/cancelled":
+            streams.pop(asked["params"]["requestId"], None)
         case "subscriptions/listen":
             wanted = streams[asked["id"]] = asked["params"]["notifications"]
             tell(asked["id"], "subscriptions/acknowledged", notifications=wanted)
