@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output, Retry
     from halter.guard.tool_door import Answer
+    from halter.models.input_files import File
     from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
     from halter.tasks.result import Result, RunFailed
@@ -24,6 +25,7 @@ __all__ = [
     "CapMet",
     "Deps",
     "Failed",
+    "File",
     "Guard",
     "GuardedSession",
     "Message",
@@ -51,6 +53,7 @@ _HOMES = {
     "CapMet": "halter.tasks.run_events",
     "Deps": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
+    "File": "halter.models.input_files",
     "Guard": "halter.runtime.guard_api",
     "GuardedSession": "halter.runtime.guard_api",
     "Message": "halter.core.messages",

@@ -59,7 +59,7 @@ async def test_a_history_is_given_once_also_where_the_program_says_it_again(benc
     again = await agent.resume("monday", "And?")
     assert len(again.messages) == 6
     assert len(bench.facts("history_given")) == 1
-    with pytest.raises(ConfigError, match="has a history of its own"):
+    with pytest.raises(ConfigError, match="has begun already"):
         await agent.run("And?", session="monday", history=before)
 
 

@@ -17,13 +17,19 @@ from halter.core.vocabulary import Origin, Outcome
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
-    """Text. `reason` marks an internal message, which is not shown to people; `source` names who or what wrote it."""
+    """Text. `reason` marks an internal message, which is not shown to people; `source` names who or what wrote it.
+
+    Text that stands for a file brings it along: `data` of the type `media`, which may take so many `tokens`.
+    """
 
     text: str
     origin: Origin = "person"
     trusted: bool = True
     reason: str = ""
     source: str = ""
+    media: str = ""
+    data: bytes = b""
+    tokens: int = 0
 
 
 VOLATILE: Final = "volatile"
@@ -180,6 +186,8 @@ def bound_message_tokens(message: Message) -> int:
         if not isinstance(part, Text):
             name = part.id + part.tool
             size += len(name) if name.isascii() else len(to_body(name))
+        elif part.tokens:
+            size += part.tokens
     return size
 
 

@@ -126,9 +126,11 @@ def _shape_once(message: Message) -> "list[Shaped]":
 
 
 def _part(part: Part, role: Role) -> "Shaped":
-    from pydantic_ai.messages import TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+    from pydantic_ai.messages import BinaryContent, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 
     match part:
+        case Text(media=media) if media and role == "user":
+            return UserPromptPart([clean(part.text), BinaryContent(part.data, media_type=media)])
         case Text(text=text):
             return UserPromptPart(clean(text)) if role == "user" else TextPart(clean(text))
         case ToolCall():

@@ -538,6 +538,9 @@ def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
         match event:
             case TurnStarted():
                 return _parts(msgspec.json.decode(body, type=Message).parts)
+            case HistoryGiven():
+                messages = msgspec.json.decode(body, type=list[Message])
+                return "\n".join(words for message in messages if (words := _parts(message.parts)))
             case RequestSettled(outcome="ok"):
                 return _parts(msgspec.json.decode(body, type=Reply).parts)
             case RequestStarted():

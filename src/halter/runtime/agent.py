@@ -21,7 +21,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import partial
@@ -29,7 +29,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
-import msgspec
 from msgspec.structs import replace
 
 from halter.core.clock import SECOND, Clock
@@ -42,7 +41,8 @@ from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, read_settings
 from halter.tasks.result import Result, build_result, find_accepted_call
-from halter.tools.function_tool import CallKey, FunctionTool, ToolOptions
+from halter.tools.answer_form import AnswerForm, Validator
+from halter.tools.function_tool import FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
 
 # A program that only describes its agent does not wait for what runs it: the functions below import that.
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener
+    from halter.models.input_files import File
     from halter.redaction.secrets import Secrets
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
@@ -316,6 +317,8 @@ class Agent(AgentProgram):
         if output_type is None and not self._validators:
             return None
 
+        from halter.loop.decide import FINAL_ANSWER
+
         def bind(function: Callable[..., Any]) -> Validator:
             async def check(value: Any) -> Any:
                 given = (value, deps) if len(inspect.signature(function).parameters) > 1 else (value,)
@@ -324,7 +327,7 @@ class Agent(AgentProgram):
 
             return check
 
-        return AnswerForm(output_type or str, [bind(function) for function in self._validators])
+        return AnswerForm(FINAL_ANSWER, output_type or str, [bind(function) for function in self._validators])
 
     def toolset(self, function: F) -> F:
         """Adds a function that returns tools for one run, asked when it begins: `@agent.toolset`.
@@ -358,6 +361,7 @@ class Agent(AgentProgram):
         deps: Any = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
     ) -> Result[T]: ...
     @overload
     async def run(
@@ -369,8 +373,9 @@ class Agent(AgentProgram):
         deps: Any = ...,
         kind: SessionKind = ...,
         history: Sequence[Any] = ...,
+        files: "Sequence[File | str | Path]" = ...,
     ) -> Result[str]: ...
-    async def run(
+    async def run(  # noqa: PLR0913 Each is one thing that a run is given.
         self,
         message: str,
         *,
@@ -380,15 +385,16 @@ class Agent(AgentProgram):
         kind: SessionKind = "task",
         output_type: type[Any] | None = None,
         history: Sequence[Any] = (),
+        files: "Sequence[File | str | Path]" = (),
     ) -> Result[Any]:
         """Gives the agent a task and waits until it is done, or needs a person.
 
         Pass `session` to continue an earlier one. Pass an `id` for a new one: after a crash the program makes the same
         call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
-        session begins with, those of a result or of Pydantic AI.
+        session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs and texts for it.
         """
         async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history)
+            session = await _send_message(context, message, session, id, kind, history, files)
             return await self._attended(context, session, self._make_form(output_type, deps))
 
     async def resume(
@@ -442,6 +448,7 @@ class Agent(AgentProgram):
         deps: Any = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
+        files: "Sequence[File | str | Path]" = (),
     ) -> AsyncGenerator[StreamChunk | Result[str]]:
         """Runs, and yields the answer as it comes; the last item is the result.
 
@@ -453,13 +460,13 @@ class Agent(AgentProgram):
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         watching = LoopObserver(chunks.put_nowait)
         async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history)
+            session = await _send_message(context, message, session, id, kind, history, files)
             run = partial(self._attended, context, session, None, watching)
             async with aclosing(stream_queue(chunks, run)) as items:
                 async for item in items:
                     yield item
 
-    async def stream_events(
+    async def stream_events(  # noqa: PLR0913 Each is one thing that a run is given.
         self,
         message: str,
         *,
@@ -468,6 +475,7 @@ class Agent(AgentProgram):
         deps: Any = None,
         kind: SessionKind = "chat",
         history: Sequence[Any] = (),
+        files: "Sequence[File | str | Path]" = (),
         output_type: type[Any] | None = None,
     ) -> "AsyncGenerator[RunEvent | Result[Any]]":
         """Runs, and yields what happens as it happens; the last item is the result.
@@ -478,7 +486,7 @@ class Agent(AgentProgram):
 
         events = RunEvents()
         async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history)
+            session = await _send_message(context, message, session, id, kind, history, files)
             waits = events.wait_with(self._said_of.get("waits", self._log_wait))
             run = partial(self._attended, context, session, self._make_form(output_type, deps), events.observe(), waits)
             async with aclosing(stream_queue(events.queue, run)) as items:
@@ -497,6 +505,7 @@ class Agent(AgentProgram):
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
+        from halter.loop.decide import FINAL_ANSWER
         from halter.loop.loop import NO_OBSERVER
         from halter.runtime.sessions import claim_session
 
@@ -512,7 +521,8 @@ class Agent(AgentProgram):
         result = build_result(came, loop, session, await claimed.running.events(), near_budget=near)
         if form is None:
             return result
-        return replace(result, output=await form.read(loop.messages) if loop.turn.answered else None)
+        arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
+        return replace(result, output=None if arguments is None else await form.read(arguments))
 
     def _log_wait(self, asked: "NeedsPerson", _: State) -> None:
         """Say on the log, by default on stderr, why nothing seems to happen."""
@@ -623,23 +633,38 @@ async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
 
 
 async def _send_message(
-    context: "AgentContext", message: str, session: str, new: str, kind: SessionKind, history: Sequence[Any] = ()
+    context: "AgentContext",
+    message: str,
+    session: str,
+    new: str,
+    kind: SessionKind,
+    history: Sequence[Any] = (),
+    files: "Sequence[File | str | Path]" = (),
 ) -> str:
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
     from halter.runtime.sessions import begin_session, reopen_agent_session, say_to_session
 
     if not session:
-        given: Sequence[Message] = ()
-        if history:
-            from halter.models.pydantic_messages import read_history
-
-            given = read_history(history)
+        given = _read_given(context, history, files) if history or files else ()
         return await begin_session(context, message, kind, new, history=given)
-    if history:
-        raise ConfigError(f"Session {session} has a history of its own: give one only to a new session.")
+    if history or files:
+        raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
     await reopen_agent_session(context, session)
     await say_to_session(context, session, message)
     return session
+
+
+def _read_given(
+    context: "AgentContext", history: Sequence[Any], files: "Sequence[File | str | Path]"
+) -> tuple[Message, ...]:
+    """Reads what a session begins with. Names and numbers in a picture cannot be hidden from a model."""
+    from halter.models.input_files import make_files_message
+    from halter.models.pydantic_messages import read_history
+
+    if files and context.agent.tasks.anonymize is not None:
+        raise ConfigError(f"{context.agent.policy.name} anonymizes what models see, which no file can be: give text.")
+    given = read_history(history)
+    return (*given, make_files_message(files)) if files else given
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
@@ -647,49 +672,3 @@ def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
         return agent
     tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
     return replace(agent, tools=tools)
-
-
-Validator = Callable[[Any], Awaitable[Any]]
-
-
-class AnswerForm:
-    """What an answer must fit: a type, and the checks of the program.
-
-    `tool` is that with which the model gives it. An answer that does not fit is rejected, and asked for again.
-    """
-
-    def __init__(self, output_type: type[Any], validators: Sequence[Validator] = ()) -> None:
-        from halter.loop.decide import FINAL_ANSWER
-
-        self._type = output_type
-        self._validators = validators
-        self._accepted: dict[str, Any] = {}
-
-        async def answer(value: Any, call: CallKey) -> str:
-            self._accepted[call] = await self._check(value)
-            return "Your answer was taken."
-
-        answer.__annotations__["value"] = output_type
-        answer.__doc__ = "Give your final answer. Your turn ends with it."
-        self.tool: Tool = made_tool(
-            answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True, reads="nothing", reach="none"
-        )
-
-    async def read(self, messages: Sequence[Message]) -> Any:
-        """Returns the accepted answer, as the checks returned it; None if there is none."""
-        from halter.loop.decide import FINAL_ANSWER
-
-        arguments = find_accepted_call(messages[-2:], FINAL_ANSWER)
-        if arguments is None:
-            return None
-        if self._accepted:
-            return list(self._accepted.values())[-1]
-        from pydantic import TypeAdapter
-
-        # Another process took it: the journal has what the model said.
-        return await self._check(TypeAdapter(self._type).validate_python(msgspec.json.decode(arguments)["value"]))
-
-    async def _check(self, value: Any) -> Any:
-        for validator in self._validators:
-            value = await validator(value)
-        return value
