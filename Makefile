@@ -90,6 +90,7 @@ frameworks: setup
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile many --timeout 3600
 	$(BIN)/python -m pytest -n 2 --dispatcher distributed tests/story tests/crash
 	$(BIN)/halter drill race --seeds 1000
 	$(BIN)/halter drill chaos --json

@@ -20,8 +20,9 @@ from halter.testing.postgres import PostgresMissing, find_postgres_binaries, thr
 from tests.memory import Memory
 
 # No test asks how fast it is: the machine may be busy with something else.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("few", deadline=None, max_examples=40)
+settings.register_profile("many", deadline=None, max_examples=1000)
+settings.load_profile("few")
 
 DISPATCHER = "HALTER_TEST_DISPATCHER"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.clock import MINUTE
@@ -140,7 +140,6 @@ async def rows_and_events_agree(scribe: "Scribe", steps: list[tuple[str, str, in
     assert (await verify(ground.store)).ok
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=STEPS, order=st.randoms(use_true_random=False))
 def test_rows_made_anew_equal_the_live_ones_after_any_life(
     make_scribe: "type[Scribe]", steps: list[tuple[str, str, int]], order: random.Random

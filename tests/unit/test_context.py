@@ -295,7 +295,6 @@ def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
 growth = st.tuples(st.sampled_from(["answer"] * 4 + ["turn", "internal"]), st.integers(0, 300), st.integers(0, 3))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(growth, min_size=5, max_size=60), st.integers(300, 3000), st.sampled_from(STRATEGIES))
 def test_a_session_that_grows_and_is_cut_keeps_all_promises(
     grown: list[tuple[str, int, int]], window: int, strategy: ContextStrategy

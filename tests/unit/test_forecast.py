@@ -1,7 +1,7 @@
 """A forecast is what the clock alone can cause, bounded by every cap that applies."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.autonomy.triggers import Balances, Clockwork, Forecast, ScheduledRuns, bound_by_windows, forecast_bounds
@@ -117,7 +117,6 @@ def limits(draw: st.DrawFn) -> list[tuple[str, Cap]]:
     return [(scope, Cap(draw(AMOUNT), per)) for scope in ("agent:desk", "fleet") for per in PERS if draw(st.booleans())]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     caps=limits(),
     since=st.integers(0, 40 * 24).map(lambda hours: VIRTUAL_START + hours * HOUR),

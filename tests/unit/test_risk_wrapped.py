@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.tools import ToolSpec, Valid
@@ -158,7 +158,6 @@ def wrapped(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return command, argv
 
 
-@settings(max_examples=300, deadline=None)
 @given(wrapped())
 def test_no_stack_of_wrappers_lowers_the_risk_of_what_it_runs(case: tuple[list[str], list[str]]) -> None:
     command, argv = case
@@ -167,13 +166,11 @@ def test_no_stack_of_wrappers_lowers_the_risk_of_what_it_runs(case: tuple[list[s
     assert level({"command": shlex.join(argv)}) >= least
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="rm -f/'\"\\$(){}[]<>|&;`!#=\n\t*?~:eaclsho19", max_size=80))
 def test_no_line_breaks_the_reading_of_it(line: str) -> None:
     level({"command": line})
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab'\"\\$(){}<>|;` \n", max_size=40))
 def test_nothing_that_follows_hides_what_a_line_begins_with(line: str) -> None:
     assert level({"command": f"rm -rf /\n{line}"}) >= RISK_ORDER.index("HIGH")

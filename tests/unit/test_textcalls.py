@@ -265,7 +265,6 @@ FRAGMENTS = (
 grammar = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=40).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
 @given(grammar | st.text(st.characters()), st.sampled_from([KEY, "", " ", ">", "k"]))
 @example(f"{OPEN}f(a='\\U99999999')</skill>", KEY)
 def test_no_text_is_too_strange(text: str, nonce: str) -> None:
@@ -276,7 +275,6 @@ def test_no_text_is_too_strange(text: str, nonce: str) -> None:
         assert call.arguments.startswith("<skill>") or isinstance(json.loads(call.arguments), dict)
 
 
-@settings(max_examples=300, deadline=None)
 @given(grammar.filter(lambda text: OPEN not in text))
 def test_text_without_the_nonce_never_yields_a_call(text: str) -> None:
     assert read_calls(text, KEY).calls == ()
