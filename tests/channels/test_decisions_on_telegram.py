@@ -379,6 +379,26 @@ async def test_a_wrong_or_missing_token_says_what_to_do_and_shows_nothing_of_it(
     assert "1:wrong" not in " ".join(phone.told)
 
 
+async def test_two_people_agree_from_two_phones_and_no_one_with_two(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path, more="policy: {tools: {wipe: {approvers: 2}}}\n")
+    phone.serve()
+    for name, account in (("ada", ADA), ("ada.tablet", "42"), ("bob", "43")):
+        await phone.pair(name, account)
+    await phone.asks()
+    shown = {each.place: each for each in phone.platform.messages[3:]}
+    assert [*shown[ADA].buttons] == ["Approve", "Deny"]
+    phone.platform.press(ADA, shown[ADA], "Approve")
+    await world.advance(MINUTE)
+    phone.platform.press("42", shown["42"], "Approve")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert phone.platform.toasts[0].endswith("Another person must agree, too.")
+    assert phone.platform.toasts[1].startswith("ada has agreed")
+    phone.platform.press("43", shown["43"], "Approve")
+    await world.advance(MINUTE)
+    assert {each.text for each in shown.values()} == {"Approved by ada and bob: wipe of desk, session desk.once-1."}
+
+
 async def test_what_expires_is_shown_as_expired(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path, more="policy: {approval_expiry: 10m}\n")
     (shown,) = phone.platform.messages[1:]

@@ -125,6 +125,8 @@ POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/levels/SAFE/simulate", "always", lambda r: r.rule("any", "SAFE").simulate, "always"),
     ("policy/tools/*/approval", "always", lambda r: r.rule("deploy", "SAFE").approval, "always"),
     ("policy/tools/*/rate", "3/hour", lambda r: r.rule("deploy", "SAFE").rate, 3),
+    ("policy/levels/SAFE/approvers", "2", lambda r: r.rule("any", "SAFE").approvers, 2),
+    ("policy/tools/*/approvers", "2", lambda r: r.rule("deploy", "SAFE").approvers, 2),
     ("policy/tools/*/simulate", "asked", lambda r: r.rule("deploy", "SAFE").simulate, "asked"),
     ("policy/tools/*/level", "PRIVILEGED", lambda r: r.rule("deploy", "SAFE").level, "PRIVILEGED"),
     ("policy/tools/*/reads", "own", lambda r: declared(r).reads, "own"),

@@ -67,6 +67,8 @@ def agent(text: str = "") -> AgentFile:
         ("mode: SEMI", "policy: {levels: {PRIVILEGED: {rate: 3/hour}}}", "policy", "stricter"),
         ("policy: {levels: {PRIVILEGED: {simulate: asked}}}", "mode: SEMI", "policy", "looser"),
         ("policy: {simulate: asked}", "mode: SEMI", "policy", "looser"),
+        ("policy: {tools: {pay: {approvers: 2}}}", "mode: SEMI", "policy", "looser"),
+        ("mode: SEMI", "policy: {tools: {pay: {approvers: 2}}}", "policy", "stricter"),
         ("mode: SEMI", "policy: {simulate: asked}", "policy", "stricter"),
         ("policy: {tools: {wipe: {level: PRIVILEGED}}}", "mode: SEMI", "policy", "looser"),
         ("mode: SEMI", "policy: {tools: {wipe: {level: SAFE}}}", "policy", "looser"),
@@ -155,6 +157,7 @@ def is_within(one: ResolvedPolicy, other: ResolvedPolicy) -> bool:
     rules = [
         LEVELS.index(one.rule(*tool).level) >= LEVELS.index(other.rule(*tool).level)
         and rank(one.rule(*tool).rate) <= rank(other.rule(*tool).rate)
+        and one.rule(*tool).approvers >= other.rule(*tool).approvers
         and SIMULATE_MODES.index(one.rule(*tool).simulate) >= SIMULATE_MODES.index(other.rule(*tool).simulate)
         and ("never", None, "always").index(one.rule(*tool).approval)
         >= ("never", None, "always").index(other.rule(*tool).approval)

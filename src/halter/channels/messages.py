@@ -251,7 +251,7 @@ def describe_outcome(row: DecisionRow | None, decision: str, now: int) -> str:
     what = f"{row.name} of {row.agent}" + (f", session {row.session}" if row.session else "")
     match row.verdict:
         case "approve":
-            return f"Approved by {row.by}: {what}."
+            return f"Approved by {row.people}: {what}."
         case "edit":
             return f"Approved with other arguments by {row.by}: {what}."
         case "deny":

@@ -29,6 +29,7 @@ from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
 from halter.core.effect_events import CostCapReached
 from halter.core.errors import ConfigError
+from halter.core.events import ApprovalGiven
 from halter.core.ids import SessionId, may_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import format_micros, format_unit_amount, format_usd, to_unit_amount
@@ -456,7 +457,9 @@ class _DecisionPrompt:
                 self._screen.waits(asked, "WAITING_FOR_APPROVAL")
                 return
             person = self._app.settings.person
-            await self._app.store.commit(answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.new()))
+            write = answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.new())
+            if any(isinstance(each.event, ApprovalGiven) for each in (await self._app.store.commit(write)).events):
+                warn("  Another person must agree, too.")
 
     async def end(self) -> None:
         for task in self._asking:

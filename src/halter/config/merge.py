@@ -109,6 +109,7 @@ LIMIT_FORMATS: Final[Mapping[str, tuple[FormatValue, Any]]] = MappingProxyType(
 """The limits that are maxima: how each is shown, and the value that means unlimited."""
 
 
+TWO_PEOPLE: Final = 2
 UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
 """The default for a single tool, as far as it is known without the tool's level."""
 
@@ -256,6 +257,8 @@ class FilePair:
         ours, theirs = value_or_default(bound.simulate, usual.simulate), asked.simulate
         if ours is not UNSET and theirs is not UNSET and SIMULATE_MODES.index(theirs) < SIMULATE_MODES.index(ours):
             raise self.looser((*path, "simulate"), theirs, (*path, "simulate"), ours)
+        if asked.approvers == 1 and bound.approvers == TWO_PEOPLE:
+            raise self.looser((*path, "approvers"), "1", (*path, "approvers"), "2")
 
     def _provenance(self, asked: Policy, bound: Policy) -> None:
         path = ("policy", "provenance")

@@ -279,6 +279,8 @@ class _Pair:
             value_or_default(rule.simulate, value_or_default(usual.simulate, "never")) for rule in (stored, written)
         )
         self.lesser((*path, "simulate"), before, after, SIMULATE_MODES[::-1])
+        ours, theirs = (value_or_default(rule.approvers, 1) for rule in (stored, written))
+        self.lesser((*path, "approvers"), ours, theirs, (2, 1))
 
     def level(self, path: KeyPath, stored: ToolRule, written: ToolRule) -> None:
         """Compare the levels of a tool. Its own level is not known here."""

@@ -343,10 +343,25 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     agent: str = ""
     flaws: tuple[Flaw, ...] = ()
+    approvers: int = 1
+
+
+class ApprovalGiven(Event, frozen=True, kw_only=True):
+    """The first of two people agreed to what was shown; nothing is decided before the other one does."""
+
+    KIND: ClassVar[str] = "approval_given"
+
+    decision: str
+    by: str
+    digest: str
+    reason: str = ""
 
 
 class DecisionMade(Event, frozen=True, kw_only=True):
-    """A person decided; the body of an edit is the arguments that they want instead."""
+    """A person decided; the body of an edit is the arguments that they want instead.
+
+    `first_by` is who agreed before them, where two had to.
+    """
 
     KIND: ClassVar[str] = "decision_made"
 
@@ -355,6 +370,11 @@ class DecisionMade(Event, frozen=True, kw_only=True):
     by: str
     digest: str
     reason: str = ""
+    first_by: str = ""
+
+    @property
+    def people(self) -> str:
+        return f"{self.first_by} and {self.by}" if self.first_by else self.by
 
 
 class DecisionWithdrawn(Event, frozen=True, kw_only=True):
@@ -499,6 +519,7 @@ SessionEvent = (
     | HaltRequested
     | HaltLifted
     | DecisionAsked
+    | ApprovalGiven
     | DecisionMade
     | DecisionWithdrawn
     | RuleMade

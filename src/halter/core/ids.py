@@ -58,6 +58,11 @@ def may_decide(by: str) -> bool:
     return by != "" and not by.startswith(AGENT_PREFIX)
 
 
+def person_of(name: str) -> str:
+    """The person that a name stands for: `ada.phone` and `ada` are both Ada."""
+    return name.partition(".")[0].casefold()
+
+
 def make_worker_id(name: str, ids: Ids) -> WorkerId:
     """Name a worker, anew for each process: a restarted one is not the one that died.
 

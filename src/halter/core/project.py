@@ -266,6 +266,7 @@ def project_decision_asked(event: ev.DecisionAsked, place: EventPlace, known: Ro
         same=event.same,
         keys=_encode_words(event.keys),
         asked_seq=place.seq,
+        approvers=event.approvers,
     )
 
 
@@ -273,7 +274,13 @@ def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: Rows
     """Order-independent with the question."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
-        row, verdict=event.verdict, by=event.by, decided_digest=event.digest, decided_at=place.at, decided_seq=place.seq
+        row,
+        verdict=event.verdict,
+        by=event.by,
+        decided_digest=event.digest,
+        decided_at=place.at,
+        decided_seq=place.seq,
+        first_by=event.first_by or row.first_by,
     )
 
 
@@ -384,6 +391,7 @@ _Statement = (
     | ev.HaltRequested
     | ev.HaltLifted
     | ev.DecisionAsked
+    | ev.ApprovalGiven
     | ev.DecisionMade
     | ev.DecisionWithdrawn
     | ev.RuleMade
@@ -405,6 +413,9 @@ def _project_statement(event: _Statement, place: EventPlace, known: MutableRows)
             known.put(_project_halt(event, place))
         case ev.DecisionAsked():
             known.put(project_decision_asked(event, place, known))
+        case ev.ApprovalGiven():
+            row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+            known.put(msgspec.structs.replace(row, first_by=event.by))
         case ev.DecisionMade():
             known.put(project_decision_made(event, place, known))
             if session_of(place.stream):

@@ -342,6 +342,13 @@ class DecisionRow(Row, frozen=True):
     keys: str = ""
     asked_seq: int = 0
     decided_seq: int = 0
+    approvers: int = 1
+    first_by: str = ""
+
+    @property
+    def people(self) -> str:
+        """Who decided it: two, where two had to agree."""
+        return f"{self.first_by} and {self.by}" if self.first_by and self.verdict == "approve" else self.by
 
 
 class RuleRow(Row, frozen=True):

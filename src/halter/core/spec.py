@@ -190,6 +190,10 @@ class LevelRule(Spec, frozen=True):
         UNSET
     )
     simulate: Annotated[Simulate, Meta(description="When a model predicts the outcome first.")] | UnsetType = UNSET
+    approvers: (
+        Annotated[int, Meta(ge=1, le=2, description="How many people must agree; 2 always asks, and takes no rule.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ToolRule(LevelRule, frozen=True):
@@ -524,6 +528,7 @@ class ToolPolicy(msgspec.Struct, frozen=True):
     approval: Approval | None
     rate: int | None
     simulate: Simulate
+    approvers: int = 1
 
 
 class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -600,6 +605,7 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             ),
             rate=min((rate for rate in (*rates, *_collect_values(theirs, "rate")) if rate is not None), default=None),
             simulate=max(simulates, key=SIMULATE_MODES.index),
+            approvers=max([1, *_collect_values((*ours[0][1], *ours[1][1], *theirs), "approvers")]),
         )
 
     @property
@@ -633,6 +639,7 @@ def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
         approval=_merge_approval([rule.approval for rule in rules], None),
         rate=min((rule.rate for rule in rules if rule.rate is not None), default=None),
         simulate=SIMULATE_MODES[max(SIMULATE_MODES.index(rule.simulate) for rule in rules)],
+        approvers=max(rule.approvers for rule in rules),
     )
 
 

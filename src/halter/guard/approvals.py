@@ -30,7 +30,7 @@ from halter.core.rows import DecisionRow, PinRow, RuleRow, TriggerRow
 from halter.core.text import from_body, to_body
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
-from halter.guard.judge import digest_edit
+from halter.guard.judge import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
 
 STAR: Final = "*"
@@ -380,6 +380,8 @@ class PendingDecision(msgspec.Struct, frozen=True):
     proposed: bytes | None = None
     kind: str | None = None
     said: bytes | None = None
+    approvers: int = 1
+    first_by: str = ""
 
     @property
     def stream(self) -> StreamId:
@@ -635,6 +637,17 @@ def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reas
     return ev.DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
 
 
+def _add_person(made: ev.DecisionMade, row: DecisionRow, *, plain: bool) -> Sequence[Draft]:
+    """Write the first of two approvals, or by another person the second. Both are for exactly what was shown."""
+    if made.verdict != "approve" or not plain:
+        return []
+    if not row.first_by:
+        given = ev.ApprovalGiven(decision=made.decision, by=made.by, digest=made.digest, reason=made.reason)
+        return [Draft(given, stream=FLEET)]
+    second = replace(made, first_by=row.first_by)
+    return [Draft(second)] if are_two_people(row.first_by, made.by) else []
+
+
 def _write_answer(
     asked: PendingDecision,
     made: ev.DecisionMade,
@@ -650,6 +663,8 @@ def _write_answer(
             return []
         if not may_decide(made.by):
             return []
+        if row.approvers > 1 and made.verdict != "deny":
+            return _add_person(made, row, plain=then is NO_EFFECTS)
         more = then.drafts(rows)
         if more is None:
             return []

@@ -18,7 +18,7 @@ import msgspec
 
 from halter.core.clock import HOUR, QUARTER
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
-from halter.core.ids import FLEET, Digest, may_decide
+from halter.core.ids import FLEET, Digest, may_decide, person_of
 from halter.core.money import (
     BudgetRow,
     Cap,
@@ -115,6 +115,7 @@ class RequiredApproval(msgspec.Struct, frozen=True):
     edited: str = ""
     same: str = ""
     keys: tuple[str, ...] = ()
+    approvers: int = 1
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -310,7 +311,14 @@ def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> t
     ):
         sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
         return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
-    return (row.decision, row.by)
+    if need.approvers > 1 and not (row.verdict == "approve" and are_two_people(row.first_by, row.by)):
+        sentence = f"Two people must agree to this, and only {row.by} did."
+        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
+    return (row.decision, row.people)
+
+
+def are_two_people(first: str, second: str) -> bool:
+    return may_decide(first) and may_decide(second) and person_of(first) != person_of(second)
 
 
 def digest_edit(asked: str, edited: str) -> str:
@@ -345,6 +353,7 @@ def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> Deci
         same=need.same,
         keys=need.keys,
         flaws=asked.flaws,
+        approvers=need.approvers,
     )
 
 
@@ -435,7 +444,7 @@ def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
 
 def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:
     """Whether a person must agree. At CRITICAL risk always, regardless of any policy."""
-    if risk == "CRITICAL" or rule.approval == "always":
+    if risk == "CRITICAL" or rule.approval == "always" or rule.approvers > 1:
         return True
     return rule.approval is None and mode in LEVEL_TABLE[rule.level].asks
 

@@ -274,8 +274,11 @@ def prepare_call(
     brakes, untrusted, staged = bool(flaws) and brake is not None and brake.mode != "observe", "", False
     if terms.asks or level == "CRITICAL" or brakes or call.questioned:
         narrow = flaws if brakes else ()
-        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, terms.spec, arguments, now, narrow)
+        unruled = level == "CRITICAL" or terms.rule.approvers > 1
+        agreed = "" if unruled else _find_agreed_rule(rules, standing, terms.spec, arguments, now, narrow)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
+        if terms.rule.approvers > 1:
+            approval = msgspec.structs.replace(approval, approvers=terms.rule.approvers)
         if brakes and brake is not None and not agreed:
             untrusted = "" if call.questioned else _explain_refusal(brake, flaws)
             alone = not (untrusted or terms.asks or level == "CRITICAL" or call.questioned)

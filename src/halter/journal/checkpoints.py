@@ -119,6 +119,7 @@ IMMEDIATE_KINDS: Final = frozenset(
     for kind in (
         *(ev.SessionEnded, ev.HaltRequested, ev.HaltLifted, ev.DecisionMade, ev.RuleMade, ev.RuleEnded),
         *(ev.CapChanged, ev.AgentSwitched, ev.FleetPolicyAdopted, ev.StoreAccepted, ev.ApproverRemoved),
+        ev.ApprovalGiven,
     )
 )
 """Checkpointed with their own commit: a person's decision must not be undone by an older copy of the store."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from halter.core.clock import DAY, SECOND, format_duration
 from halter.core.errors import NotDone
+from halter.core.events import ApprovalGiven
 from halter.core.money import Account, format_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
 from halter.core.provenance import Flaw
@@ -52,6 +53,7 @@ from halter.guard.approvals import (
     parse_argv,
 )
 from halter.guard.guard import REDACTION_MARK
+from halter.guard.judge import are_two_people
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Session, Words, refused, wrong
 from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
 from halter.operations.queries import AgentNews, read_news
@@ -110,7 +112,7 @@ async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
                 "missing",
             )
         if desk.who.sees(row.agent) and row.verdict:
-            raise NotDone(f"{decision} is answered already: {row.verdict}, by {row.by}.", "missing")
+            raise NotDone(f"{decision} is answered already: {row.verdict}, by {row.people}.", "missing")
         if desk.who.sees(row.agent) and row.expires_at <= desk.app.clock.now():
             raise NotDone(f"{decision} has expired without an answer, which counts as a no.", "missing")
     return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
@@ -269,7 +271,7 @@ def _shown(asked: WaitingDecision) -> dict[str, Any]:
 
 def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
     """List the rules that a person may choose for a call: the narrowest first, each no wider than it reads."""
-    if asked.about != "approval" or asked.risk == "CRITICAL":
+    if asked.about != "approval" or asked.risk == "CRITICAL" or asked.approvers > 1:
         return ()
     keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
     offered = [RuleOffer(SAME, describe_matcher(SameArguments("")))]
@@ -315,7 +317,7 @@ async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
 def as_object(one: WaitingDecision) -> dict[str, object]:
     """Write a decision for programs, with the rules that a yes to it could make."""
     names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
-    facts = {name: getattr(one, name) for name in (*names, "digest", "reasons", "shown")}
+    facts = {name: getattr(one, name) for name in (*names, "digest", "reasons", "shown", "approvers", "first_by")}
     need = make_decision_need(one)
     words = {"kind": need.kind, "sentence": need.sentence, "why": need.why, "commands": need.commands}
     return {**facts, **words, "rules": [msgspec.structs.asdict(each) for each in offers(one)]}
@@ -413,9 +415,23 @@ async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionR
     asked = await decision_meant(desk, decision)
     if answer.digest is not None and answer.digest != asked.digest:
         refused(f"{asked.decision} is not what you were shown: look at it again.")
+    _refuse_alone(desk, asked, answer)
     write, said = await _yes(desk, asked, answer)
-    await _commit(desk, asked, write)
-    return said
+    return _tell_first(asked, desk) if await _commit(desk, asked, write) else said
+
+
+def _refuse_alone(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> None:
+    """Refuse what one person cannot do where two must agree: to agree twice, and to agree to anything else."""
+    if asked.approvers <= 1:
+        return
+    if answer.edit is not None or answer.always:
+        refused(f"Two people must agree to {asked.decision}, each to what is shown: approve it as it is, or deny it.")
+    if asked.first_by and not are_two_people(asked.first_by, desk.who.name):
+        refused(f"{asked.first_by} has agreed to {asked.decision} already: another person must, too.")
+
+
+def _tell_first(asked: WaitingDecision, desk: Desk) -> DecisionResult:
+    return DecisionResult(asked.decision, f"{desk.who.name} agrees to {_call(asked)}. Another person must agree, too.")
 
 
 class ShownDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -449,10 +465,14 @@ async def approve_together(desk: Desk, session: Session, *, shown: ShownDecision
         if one.digest != seen.digest:
             refused(f"{one.decision} is not what you were shown: look at it again.")
     for one in asked:
+        _refuse_alone(desk, one, ApprovalTerms())
+    waits = False
+    for one in asked:
         write = approvals.answer_decision(one, "approve", desk.who.name, desk.app.ids.new(), reason)
-        await _commit(desk, one, write)
+        waits = await _commit(desk, one, write) or waits
     names = tuple(one.decision for one in asked)
-    return GroupResult(session, names, f"Approved together: {', '.join(map(_call, asked))}.")
+    more = " Another person must agree, too, where two have to." if waits else ""
+    return GroupResult(session, names, f"Approved together: {', '.join(map(_call, asked))}.{more}")
 
 
 def group_calls(found: Sequence[WaitingDecision]) -> list[list[WaitingDecision]]:
@@ -622,9 +642,12 @@ def _call(asked: WaitingDecision) -> str:
     return f"{asked.name} of {asked.agent}, session {asked.session}"
 
 
-async def _commit(desk: Desk, asked: WaitingDecision, write: Write) -> None:
-    if not (await desk.app.store.commit(write)).events:
+async def _commit(desk: Desk, asked: WaitingDecision, write: Write) -> bool:
+    """Write an answer; returns whether it waits for another person's."""
+    events = (await desk.app.store.commit(write)).events
+    if not events:
         refused(f"{asked.decision} was decided by another person, or has expired, in the meantime.")
+    return isinstance(events[0].event, ApprovalGiven)
 
 
 RuleName = Annotated[

@@ -10,6 +10,7 @@ from halter.core.clock import SECOND, format_duration
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
+    ApprovalGiven,
     ApproverPaired,
     ApproverRemoved,
     ArtifactEvent,
@@ -166,6 +167,8 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
             return _summarize_work(event)
         case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded() | ToolPinned():
             return _summarize_decision(event)
+        case ApprovalGiven():
+            return f"{event.by} agrees to {event.decision}, and another person must{_because(event.reason)}"
         case CostCapReached() | OverrunIncurred() | CapChanged():
             return _summarize_money(event)
         case GuardrailTriggered() | SensorChanged() | AttendingFailed():
@@ -429,7 +432,7 @@ def _summarize_decision(
             text = f"halter approve {event.decision}{cap} ({event.about} of {event.name})"
             return StyledLine(text, URGENT_STYLE)
         case DecisionMade():
-            return f"{event.by} says {event.verdict} to {event.decision}{_because(event.reason)}"
+            return f"{event.people} says {event.verdict} to {event.decision}{_because(event.reason)}"
         case DecisionWithdrawn():
             return f"{event.decision}{_because(event.why)}"
         case RuleMade():

@@ -23,7 +23,7 @@ from halter.config.resolve import ResolvedAgent
 from halter.core.agent_spec import Schedule, trigger_id
 from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError
-from halter.core.events import MessageRouted
+from halter.core.events import ApprovalGiven, MessageRouted
 from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.money import BudgetRow, Leg, Spender, format_micros, format_usd, list_accounts
 from halter.core.ports import Draft, Query, Store, Write, offload_body, read_stream
@@ -401,7 +401,10 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
         shown = f"- {one.decision}: {describe_decision(one)}\n{_indent(one.shown)}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
-    if not (await context.store.commit(write)).events:
+    events = (await context.store.commit(write)).events
+    if events and isinstance(events[0].event, ApprovalGiven):
+        return f"You agree to {one.decision}. Another person must agree, too."
+    if not events:
         return f"{one.decision} was already decided, has expired, or cannot be done any more."
     verdict = "Approved" if said.verdict == "approve" else "Denied"
     return f"{verdict}: {one.decision} ({describe_decision(one).rstrip('.')})"

@@ -114,7 +114,7 @@ def describe_decision(one: PendingDecision) -> str:
     """Say what an open decision is about."""
     match one.about:
         case "approval":
-            return _end_sentence(f"{one.agent} wants to {_describe_shown(one)}")
+            return _end_sentence(f"{one.agent} wants to {_describe_shown(one)}") + _describe_people(one)
         case "unknown_call":
             return f"{one.agent} began to {_describe_shown(one)}, and it is unknown whether that was done."
         case "cap_raise":
@@ -129,6 +129,13 @@ def describe_decision(one: PendingDecision) -> str:
             return f"{one.agent} wants a {one.name} to be kept: {_describe_proposal(one)}"
         case _:
             return f"{one.agent} asks about {one.name}."
+
+
+def _describe_people(one: PendingDecision) -> str:
+    """Say that a second person is needed, and who has agreed already."""
+    if one.approvers <= 1:
+        return ""
+    return f" {one.first_by} has agreed; another person must." if one.first_by else " Two people must agree."
 
 
 def _end_sentence(text: str) -> str:

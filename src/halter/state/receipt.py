@@ -415,7 +415,7 @@ class _ReceiptFold:
         self._last_inbox, event, at = stored, stored.event, stored.at
         match event:
             case ev.DecisionMade():
-                facts = {"verdict": event.verdict, "by": event.by, "decided_at": at, "reason": event.reason}
+                facts = {"verdict": event.verdict, "by": event.people, "decided_at": at, "reason": event.reason}
                 self._answers[event.decision] = facts
             case ev.WakePosted():
                 self._lines["heard"].append(_make_line(InboundLine, event, at=at))

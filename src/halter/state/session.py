@@ -146,6 +146,8 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             return {}
         case ev.DecisionAsked() | ev.DecisionMade() | ev.DecisionWithdrawn() | ev.RuleMade() | ev.RuleEnded():
             return {}
+        case ev.ApprovalGiven():
+            return {}
         case ev.ToolPinned() | ev.AgentSwitched() | ev.FleetPolicyAdopted() | ev.StoreAccepted() | ev.ContextGiven():
             return {}
         case ev.DocumentRead() | ev.JudgesChosen() | ev.MessageRouted() | ev.HotStateSeen() | ev.HistoryGiven():

@@ -1,0 +1,170 @@
+"""What a policy names takes two people: no one agrees twice, under whatever name, and a single yes runs nothing."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halter.core.clock import HOUR, MINUTE
+from halter.core.errors import NotDone
+from halter.core.events import ApprovalGiven, CallStarted, DecisionMade
+from halter.core.ids import AGENT_PREFIX, FLEET
+from halter.core.ports import Draft, Query, Write
+from halter.core.rows import DecisionRow
+from halter.guard.approvals import answer_decision
+from halter.operations import decisions
+from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, as_object, put
+from halter.operations.desk import Desk, Role, Who
+from halter.state.receipt import make_receipt
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+
+DESK = """
+autonomy: {enabled: false}
+model: scripted
+script: replies.yaml
+schedules: [{name: once, at: '2026-01-01T00:01:00Z', prompt: Look.}]
+"""
+TOOLS = '''
+from halter import tool
+
+@tool(level="CONTROLLED", effect="write")
+def wipe(path: str) -> str:
+    """Wipe a folder."""
+    return "wiped " + path
+'''
+WIPES = """
+- {when: Look, text: It is full., calls: [{tool: wipe, arguments: {path: old}}]}
+- {repeat: true, text: Done.}
+"""
+POLICY = "policy: {tools: {wipe: {approvers: 2}}}\n"
+SESSION = "desk.once-1"
+
+
+class House:
+    def __init__(self, world: World, home: Path, policy: str = POLICY) -> None:
+        self.world = world
+        self.fleet = Fleet(world, home, policy)
+        self.fleet.start(self.fleet.agent("desk", DESK, TOOLS, replies_yaml=WIPES))
+
+    def desk(self, name: str, role: Role = "approver") -> Desk:
+        return Desk(self.fleet.app, Who(name, role))
+
+    async def row(self) -> DecisionRow:
+        (row,) = await self.world.journal.ask(Query("all_decisions", DecisionRow))
+        return row
+
+    async def approve(self, name: str, **terms: object) -> str:
+        answer = ApprovalTerms(**terms)  # type: ignore[arg-type]
+        return (await decisions.approve(self.desk(name), (await self.row()).decision, answer)).sentence
+
+    async def has_run(self) -> bool:
+        await self.world.advance(MINUTE)
+        return any(isinstance(each.event, CallStarted) for each in await self.fleet.events(SESSION))
+
+
+async def asking(world: World, home: Path, policy: str = POLICY) -> House:
+    house = House(world, home, policy)
+    await world.advance(2 * MINUTE)
+    return house
+
+
+async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    (one,) = await decisions.waiting(house.desk("ada"))
+    assert put(one).what == "desk wants to wipe old. Two people must agree."
+    assert (
+        await house.approve("ada") == f"ada agrees to wipe of desk, session {SESSION}. Another person must agree, too."
+    )
+    assert not await house.has_run()
+    (one,) = await decisions.waiting(house.desk("bob"))
+    assert put(one).what == "desk wants to wipe old. ada has agreed; another person must."
+    assert (as_object(one)["approvers"], as_object(one)["first_by"]) == (2, "ada")
+    assert await house.approve("bob", digest=one.digest) == f"Approved: wipe of desk, session {SESSION}."
+    assert await house.has_run()
+    events = [*await house.fleet.events(SESSION), *await house.fleet.inbox(SESSION)]
+    assert [each.event.people for each in events if isinstance(each.event, DecisionMade)] == ["ada and bob"]
+    receipt = make_receipt(await house.fleet.events(SESSION), await house.fleet.inbox(SESSION))
+    assert [each.by for each in receipt.decisions] == ["ada and bob"]
+    with pytest.raises(NotDone, match="answered already: approve, by ada and bob"):
+        await house.approve("carol")
+
+
+@pytest.mark.parametrize("second", ["ada", "ada.phone", "Ada", "ada.laptop"])
+async def test_no_one_agrees_twice_through_another_token_or_channel(world: World, tmp_path: Path, second: str) -> None:
+    house = await asking(world, tmp_path)
+    await house.approve("ada")
+    with pytest.raises(NotDone, match=r"ada has agreed to .* already: another person must, too"):
+        await house.approve(second)
+    shown = [ShownDecision((await house.row()).decision, (await house.row()).digest)]
+    with pytest.raises(NotDone, match="another person must"):
+        await decisions.approve_together(house.desk(second), SESSION, shown=shown)
+    (one,) = await decisions.waiting(house.desk("ada"))
+    assert (await world.journal.commit(answer_decision(one, "approve", second, "forced"))).events == ()
+    assert not await house.has_run()
+
+
+async def test_an_agent_is_neither_the_first_nor_the_second(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    agent = f"{AGENT_PREFIX}desk"
+    for first in ("", "ada"):
+        if first:
+            await house.approve(first)
+        with pytest.raises(NotDone, match="Only a person may"):
+            await house.approve(agent)
+        (one,) = await decisions.waiting(house.desk("ada"))
+        assert (await world.journal.commit(answer_decision(one, "approve", agent, f"forced/{first}"))).events == ()
+    assert not await house.has_run()
+
+
+async def test_a_decision_that_one_person_forged_into_the_store_runs_nothing(world: World, tmp_path: Path) -> None:
+    """As a program would write it that does not know of two people."""
+    house = await asking(world, tmp_path)
+    row = await house.row()
+    (one,) = await decisions.waiting(house.desk("ada"))
+    alone = answer_decision(msgspec.structs.replace(one, approvers=1), "approve", "ada", "x")
+    made = DecisionMade(decision=row.decision, verdict="approve", by="ada", digest=row.digest)
+    await world.journal.commit(Write(alone.stream, "forged", lambda _: [Draft(made)], alone.reads, others=(FLEET,)))
+    assert not await house.has_run()
+    assert any(
+        "Two people must agree" in getattr(each.event, "sentence", "") for each in await house.fleet.events(SESSION)
+    )
+
+
+async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    await house.approve("ada")
+    await decisions.deny(house.desk("bob"), (await house.row()).decision)
+    assert not await house.has_run()
+    assert (await house.row()).people == "bob"
+
+
+async def test_two_people_agree_to_what_is_shown_and_to_nothing_else(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    (one,) = await decisions.waiting(house.desk("ada"))
+    assert decisions.offers(one) == ()
+    for terms in ({"edit": b'{"path": "new"}'}, {"always": True}):
+        with pytest.raises(NotDone, match="each to what is shown"):
+            await house.approve("ada", **terms)
+    with pytest.raises(NotDone, match="each to what is shown"):
+        await decisions.approve_with(house.desk("ada"), one.decision, always=AlwaysRule(scope="agent"))
+    assert (await house.row()).first_by == ""
+
+
+async def test_the_first_yes_expires_with_its_question(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path, POLICY.replace("{tools", "{approval_expiry: 1h, tools"))
+    await house.approve("ada")
+    await world.advance(2 * HOUR)
+    with pytest.raises(NotDone, match=r"expired|withdrawn"):
+        await house.approve("bob")
+    assert not await house.has_run()
+
+
+async def test_of_two_who_agree_at_once_one_is_first(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    (one,) = await decisions.waiting(house.desk("ada"))
+    for by in ("ada", "bob"):
+        await world.journal.commit(answer_decision(one, "approve", by, f"at once/{by}"))
+    given = [each.event for each in await world.events(FLEET) if isinstance(each.event, ApprovalGiven)]
+    assert [each.by for each in given] == ["ada"]
+    assert await house.has_run()
