@@ -7,11 +7,20 @@ import pytest
 
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
-from halter.core.events import ApprovalGiven, CallStarted, DecisionMade
+from halter.core.events import ApprovalGiven, CallStarted, DecisionMade, RuleMade
 from halter.core.ids import AGENT_PREFIX, FLEET
 from halter.core.ports import Draft, Query, Write
-from halter.core.rows import DecisionRow
-from halter.guard.approvals import answer_decision
+from halter.core.rows import DecisionRow, RuleRow
+from halter.guard.approvals import (
+    AnyCondition,
+    EachArgument,
+    RuleWording,
+    SameArguments,
+    answer_decision,
+    approve_always,
+    approve_edited,
+    encode_matcher,
+)
 from halter.operations import decisions
 from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, as_object, put
 from halter.operations.desk import Desk, Role, Who
@@ -168,3 +177,32 @@ async def test_of_two_who_agree_at_once_one_is_first(world: World, tmp_path: Pat
     given = [each.event for each in await world.events(FLEET) if isinstance(each.event, ApprovalGiven)]
     assert [each.by for each in given] == ["ada"]
     assert await house.has_run()
+
+
+async def test_the_guard_itself_takes_no_edit_and_no_rule_for_it(world: World, tmp_path: Path) -> None:
+    house = await asking(world, tmp_path)
+    (one,) = await decisions.waiting(house.desk("ada"))
+    wording = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="fleet", expires_in=HOUR)
+    for write in (
+        approve_edited(one, b'{"path": "new"}', "ada", "edit"),
+        approve_always(one, wording, "ada", "always"),
+    ):
+        assert (await world.journal.commit(write)).events == ()
+    assert not await house.has_run()
+
+
+async def test_a_rule_of_one_person_does_not_answer_for_two(world: World, tmp_path: Path) -> None:
+    made = RuleMade(
+        rule="r1",
+        tool="wipe",
+        scope="fleet",
+        owner="",
+        matcher=encode_matcher(EachArgument((AnyCondition("path"),))),
+        keys=("path",),
+        by="ada",
+        expires_at=world.now + 24 * HOUR,
+    )
+    await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(made)], [(RuleRow, ("r1",))]))
+    house = await asking(world, tmp_path)
+    assert not await house.has_run()
+    assert (await house.row()).verdict == ""
