@@ -110,6 +110,7 @@ MIND: list[tuple[str, str, Any, Any]] = [
     *PROVIDER,
     ("model", "openai/gpt-5", lambda m: m.model, "openai:gpt-5"),
     ("temperature", "0.5", lambda m: m.temperature, 0.5),
+    ("thinking", "high", lambda m: m.thinking, "high"),
     ("tool_calls", "text", lambda m: m.tool_calls, "text"),
     ("instructions", "Be kind.", lambda m: m.instructions, "Be kind."),
     ("model_for", "{summary: ollama/small}", lambda m: m.model_for, {"summary": "ollama:small"}),

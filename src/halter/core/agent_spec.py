@@ -80,6 +80,8 @@ WireFormat = Literal["openai", "anthropic", "google"]
 ContextStrategy = Literal["sliding_window", "compact", "summarize"]
 """What is dropped when a history outgrows the window: the older part, with or without a marker, or summarized."""
 
+ThinkingEffort = Literal["off", "low", "medium", "high"]
+"""How much a model thinks before it answers."""
 ToolCalls = Literal["native", "text"]
 """How calls are requested: natively by the provider's protocol, or as text, for models without it."""
 
@@ -164,6 +166,7 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     tool_calls: ToolCalls = "native"
     temperature: float | None = None
+    thinking: ThinkingEffort | None = None
     max_output_tokens: int = 4096
     max_retries: int = 3
     outage_backoff: int = 15 * MINUTE

@@ -37,6 +37,7 @@ from halter.core.agent_spec import (
     SensorSpec,
     Spec,
     SubAgent,
+    ThinkingEffort,
     ToolCalls,
     Url,
     Verbs,
@@ -443,6 +444,13 @@ class AgentSpec(Spec, frozen=True):
     providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Where models are reached, by provider.")] = {}
     instructions: Annotated[str, Meta(description="What the model is told first; `AGENTS.md` follows.")] = ""
     tool_calls: Annotated[ToolCalls, Meta(description="How the model asks for calls.")] = "native"
+    thinking: (
+        Annotated[
+            ThinkingEffort,
+            Meta(description="How much the model thinks before it answers (its own default, if not given)."),
+        ]
+        | UnsetType
+    ) = UNSET
     temperature: (
         Annotated[float, Meta(ge=0, le=2, description="How freely the model chooses its words.")] | UnsetType
     ) = UNSET

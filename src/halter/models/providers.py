@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat
+from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, ThinkingEffort, WireFormat
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
@@ -485,6 +485,7 @@ def make_model(
     key: FindKey,
     *,
     temperature: float | None = None,
+    thinking: ThinkingEffort | None = None,
     installed: Callable[[str], bool] = is_installed,
 ) -> WireModel:
     parsed = _parse_model_name(name)
@@ -496,7 +497,16 @@ def make_model(
     terms = ExchangeTerms()
     if described is not None:
         terms = ExchangeTerms(bills_errors=described.bills_errors, prompt_cache=described.prompt_cache)
-    return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
+    return WireModel(
+        parsed,
+        place.wire,
+        place.url,
+        secret,
+        base_url=base_url,
+        temperature=temperature,
+        thinking=thinking,
+        terms=terms,
+    )
 
 
 def find_endpoint(name: ModelName, providers: Mapping[str, Provider], key: FindKey) -> tuple["Endpoint", str]:

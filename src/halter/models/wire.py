@@ -40,10 +40,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import WireFormat
+from halter.core.agent_spec import ThinkingEffort, WireFormat
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
-from halter.core.messages import Prompt, Reply, TextListener, bound_prompt_tokens
+from halter.core.messages import Prompt, Reply, TextListener, ToolResult, bound_prompt_tokens
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, Usage, is_local_address
@@ -288,10 +288,32 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
     return OneRequest(name.model, provider=GoogleProvider(client=client))
 
 
-def make_model_settings(max_output_tokens: int, temperature: float | None, *, cache_points: bool) -> "ModelSettings":
-    """Settings of a request. Tools and system text stay the same in a session, so their ends are cache points."""
+_THINKING_BUDGETS: Final[Mapping[ThinkingEffort, int]] = {"off": 0, "low": 2048, "medium": 10_000, "high": 16_384}
+"""What Anthropic's elder models may think at most; it is a part of the output."""
+
+
+def choose_thinking(wanted: ThinkingEffort | None, prompt: Prompt) -> ThinkingEffort | None:
+    """How much a model of Anthropic's thinks about this request.
+
+    Between a call and the end of its turn it would have to be sent its own thoughts, which are not kept: there it does
+    not think anew. Neither does it where the output has no room for it.
+    """
+    acts = any(isinstance(part, ToolResult) for message in prompt.messages[-1:] for part in message.parts)
+    fits = wanted is not None and prompt.max_output_tokens > _THINKING_BUDGETS[wanted]
+    return wanted if fits and not acts else None
+
+
+def make_model_settings(
+    max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None, *, cache_points: bool
+) -> "ModelSettings":
+    """Settings of a request. Tools and system text stay the same in a session, so their ends are cache points.
+
+    What a model thinks is output, so the limit bounds it too. A model that thinks chooses its own temperature.
+    """
     made: dict[str, Any] = {"max_tokens": max_output_tokens}
-    if temperature is not None:
+    if thinking is not None:
+        made["thinking"] = False if thinking == "off" else thinking
+    if temperature is not None and thinking in (None, "off"):
         made["temperature"] = temperature
     if cache_points:
         made |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
@@ -450,7 +472,7 @@ def _tidy(text: str, key: str) -> str:
 class WireModel:
     """A model of a provider. `base_url` is set if `url` is not the provider's default."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Each is one thing that is said of a model.
         self,
         name: ModelName,
         wire: WireFormat,
@@ -459,6 +481,7 @@ class WireModel:
         *,
         base_url: str | None = None,
         temperature: float | None = None,
+        thinking: ThinkingEffort | None = None,
         terms: ExchangeTerms = DEFAULT_TERMS,
     ) -> None:
         self.name = name
@@ -467,6 +490,7 @@ class WireModel:
         self._url = url
         self._key = key
         self._temperature = temperature
+        self._thinking: ThinkingEffort | None = thinking
         self.terms = terms
         self._definitions = ToolDefinitions()
         self._connection: WireClient | None = None
@@ -507,9 +531,11 @@ class WireModel:
     def _request(self, prompt: Prompt) -> dict[str, Any]:
         # Anthropic caches only what is marked, here for minutes; the others cache prefixes by themselves.
         marks = self.wire == "anthropic" and self.terms.prompt_cache
+        thinking = choose_thinking(self._thinking, prompt) if self.wire == "anthropic" else self._thinking
+        settings = make_model_settings(prompt.max_output_tokens, self._temperature, thinking, cache_points=marks)
         return {
             "messages": shape_history(prompt.messages, cache_points=marks),
-            "model_settings": make_model_settings(prompt.max_output_tokens, self._temperature, cache_points=marks),
+            "model_settings": settings,
             "model_request_parameters": self._definitions.parameters(prompt),
         }
 

@@ -244,6 +244,7 @@ class AgentOptions(ProgramOptions, total=False):
     instructions: str
     tool_calls: str
     temperature: float
+    thinking: Literal["off", "low", "medium", "high"]
     reflex: Sequence[Any]
     limits: Mapping[str, Any]
     waits: "WaitListener"
@@ -251,7 +252,7 @@ class AgentOptions(ProgramOptions, total=False):
     mcp_servers: Mapping[str, Mapping[str, Any]]
 
 
-KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
+KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "thinking", "reflex")
 
 
 class Agent(AgentProgram):

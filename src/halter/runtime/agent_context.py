@@ -61,7 +61,8 @@ class Models:
             return make_reflex_model(list(agent.mind.reflex), agent.reflex_at, ModelName.parse(name))
         from halter.models.providers import make_model
 
-        return make_model(name, agent.mind.providers, self._key, temperature=agent.mind.temperature)
+        mind = agent.mind
+        return make_model(name, mind.providers, self._key, temperature=mind.temperature, thinking=mind.thinking)
 
     def _key(self, name: str) -> str | None:
         secrets = self._agent.secrets
