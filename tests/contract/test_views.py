@@ -139,11 +139,11 @@ async def test_what_is_committed_while_somebody_asks_is_in_later_answers(store: 
             await store.ask(Query("all_halts", HaltRow))
 
     asking = asyncio.create_task(ask_on())
-    for number in range(300):
+    for number in range(60):
         await store.commit(halt(f"agent:{number}", "ada", f"halt-{number}"))
     over.set()
     await asking
-    assert len(await store.ask(Query("all_halts", HaltRow))) == 300
+    assert len(await store.ask(Query("all_halts", HaltRow))) == 60
 
 
 async def test_a_store_lets_those_who_ask_finish_before_it_closes(store: JournalStore) -> None:

@@ -24,6 +24,7 @@ from halter.guard.approvals import PendingDecision, answer_decision, list_pendin
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.testing.fakes import ManualClock
+from tests.processes import warm_command
 
 SERVERS = Path(__file__).parent / "servers"
 LIAR = Path(__file__).parents[1] / "unit" / "mcp_servers" / "liar.py"
@@ -33,11 +34,17 @@ START = 1_790_000_000_000_000
 
 
 def helpful(notes: Path) -> Mapping[str, Any]:
-    return {"command": sys.executable, "args": [str(SERVERS / "helpful.py"), str(notes)]}
+    return _forked("helpful.py", notes)
 
 
 def modern(notes: Path) -> Mapping[str, Any]:
-    return {"command": sys.executable, "args": [str(SERVERS / "modern.py"), str(notes)]}
+    return _forked("modern.py", notes)
+
+
+def _forked(name: str, notes: Path) -> Mapping[str, Any]:
+    """A server as a program of its own; what takes long to import is imported once for all."""
+    command, *args = warm_command("python", str(SERVERS / name), str(notes), imports=["mcp.server.mcpserver"])
+    return {"command": command, "args": args}
 
 
 def liar(**how: Any) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ from halter.server.server import bind, format_address
 from halter.settings import read_settings
 from halter.testing.fakes import ManualClock
 from tests.gateway.desks import ERAS, PERSON, GatewayDesk, helpful, open_app, open_at, text_of, write_agent
+from tests.processes import warm_command
 
 WAIT_SECONDS = 60
 
@@ -39,11 +40,12 @@ def environ_of(home: Path) -> Mapping[str, str]:
     return {"HALTER_PERSON": PERSON, "PATH": os.environ["PATH"], "HOME": str(home)}
 
 
-def command_of(home: Path) -> list[str]:
+def command_of(home: Path, *, forked: bool = True) -> list[str]:
+    """The command of a gateway; a fork would outlive the process that stands for it, so one that is killed is none."""
     write_agent(home, {"helpful": helpful(home / "notes")}, "gateway: {prices: {helpful__slow: 0.1}}\n")
     (home / "halter.yaml").write_text("mode: FULL\n")
     where = ["--agent", str(home / "desk"), "--config", str(home / "mcp.json"), "--store", str(home / "runs.db")]
-    return [sys.executable, "-m", "halter", "gateway", *where]
+    return warm_command("halter", "gateway", *where) if forked else [sys.executable, "-m", "halter", "gateway", *where]
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -62,10 +64,11 @@ async def test_a_program_starts_it_in_place_of_its_servers(tmp_path: Path, era: 
 class Wire:
     """A client's pipes to a gateway, by hand."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, forked: bool = True) -> None:
         pipe = subprocess.PIPE
+        command = command_of(home, forked=forked)
         self.program = subprocess.Popen(
-            command_of(home), env=environ_of(home), cwd=home, stdin=pipe, stdout=pipe, start_new_session=True
+            command, env=environ_of(home), cwd=home, stdin=pipe, stdout=pipe, start_new_session=True
         )
 
     def say(self, **message: Any) -> None:
@@ -92,7 +95,7 @@ class Wire:
 
 
 async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_lost(tmp_path: Path) -> None:
-    wire, notes = Wire(tmp_path), tmp_path / "notes"
+    wire, notes = Wire(tmp_path, forked=False), tmp_path / "notes"
     wire.greet()
     wire.say(id=2, method="tools/call", params={"name": "helpful__slow", "arguments": {"what": "x"}})
     while not (notes.exists() and "began x" in notes.read_text()):  # noqa: ASYNC110 Another process does it.

@@ -19,6 +19,7 @@ from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, 
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
 from halter.tools.mcp_contents import render_contents
+from tests.processes import warm_command
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 READ = {"readOnlyHint": True}
@@ -32,7 +33,8 @@ def terms(**more: Any) -> McpTerms:
 
 
 def honest(**more: Any) -> ToolServer:
-    return ToolServer("honest", command=sys.executable, args=(str(SERVERS / "honest.py"),), **more)
+    command, *args = warm_command("python", str(SERVERS / "honest.py"), imports=["mcp.server.mcpserver"])
+    return ToolServer("honest", command=command, args=tuple(args), **more)
 
 
 def liar(*names: str, annotations: Mapping[str, Any] | None = None, **how: Any) -> ToolServer:
