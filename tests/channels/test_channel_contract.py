@@ -12,8 +12,10 @@ from halter.channels.channel import Transport, TransportFailed
 from halter.channels.messages import ChatButton, ChatMessage, ChatReply
 from halter.channels.ntfy import NtfyTransport
 from halter.channels.serve import connect_directly
+from halter.channels.slack import SlackTransport
 from halter.channels.telegram import TelegramTransport
 from tests.channels.fake_ntfy import FakeNtfy
+from tests.channels.fake_slack import FakeSlack
 from tests.channels.fake_telegram import FakeTelegram, Refused
 
 YES, NO = (f"{verb}:{'0' * 32}" for verb in ("yes", "no"))
@@ -24,7 +26,11 @@ ADA = "41"
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
     """Serve an application on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=0))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, port=0, lifespan="off", log_config=None, ws="websockets-sansio", timeout_graceful_shutdown=0
+        )
+    )
     task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 The server has no event for it.
         await asyncio.sleep(0)
@@ -48,14 +54,18 @@ class Platform:
         return found
 
 
-@pytest.fixture(params=["telegram", "ntfy"])
+@pytest.fixture(params=["telegram", "ntfy", "slack"])
 async def platform(request: pytest.FixtureRequest) -> AsyncIterator[Platform]:
-    fake: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy}[request.param]()
+    fake: Any = {"telegram": FakeTelegram, "ntfy": FakeNtfy, "slack": FakeSlack}[request.param]()
     async with served(fake) as url:
         token = fake.token
         made: Transport = TelegramTransport(lambda: token, url, connect_directly)
         if request.param == "ntfy":
             made = NtfyTransport(url, lambda: token, connect_directly)
+        elif request.param == "slack":
+            fake.url, app_token = url.replace("http:", "ws:") + "/socket", fake.app_token
+            made = SlackTransport(lambda: token, lambda: app_token, url, connect_directly)
+            await made.receive("", HERE)
         yield Platform(fake, made)
         await made.close()
 
@@ -109,8 +119,9 @@ async def test_a_limit_says_how_long_to_wait(platform: Platform) -> None:
     [
         TelegramTransport(lambda: "1:secret", "http://127.0.0.1:9", connect_directly),
         NtfyTransport("http://127.0.0.1:9", lambda: "1:secret", connect_directly),
+        SlackTransport(lambda: "1:secret", lambda: "1:secret", "http://127.0.0.1:9", connect_directly),
     ],
-    ids=["telegram", "ntfy"],
+    ids=["telegram", "ntfy", "slack"],
 )
 async def test_what_cannot_be_reached_is_tried_again_and_gives_nothing_away(transport: Transport) -> None:
     for act in (transport.send(ADA, MESSAGE), transport.receive("", HERE)):
@@ -123,6 +134,8 @@ async def test_what_cannot_be_reached_is_tried_again_and_gives_nothing_away(tran
 
 async def test_a_wrong_key_is_tried_again_later(platform: Platform) -> None:
     platform.fake.token = "another"
+    await platform.transport.close()
+    platform.fake.app_token = "another"
     for act in (platform.transport.send(ADA, MESSAGE), platform.transport.receive("", HERE)):
         with pytest.raises(TransportFailed) as failed:
             await act

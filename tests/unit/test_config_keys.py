@@ -26,6 +26,7 @@ from halter.core.spec import (
     Phase,
     ResolvedPolicy,
     ShellSpec,
+    SlackSpec,
     TelegramSpec,
 )
 from halter.core.tools import ToolSpec
@@ -336,6 +337,9 @@ def test_how_decisions_reach_a_phone_is_read() -> None:
     assert fleet("channels: {ntfy: {}}\n").spec.channels.ntfy == NtfySpec(url="https://ntfy.sh")
     said = fleet("channels: {ntfy: {url: 'http://127.0.0.1:8082', token: '${secret:N}'}}\n").spec.channels
     assert said.ntfy == NtfySpec(url="http://127.0.0.1:8082", token="${secret:N}")
+    said = fleet("channels: {slack: {token: '${secret:B}', app_token: '${secret:A}', url: 'http://127.0.0.1:1'}}\n")
+    expected = SlackSpec(token="${secret:B}", app_token="${secret:A}", url="http://127.0.0.1:1")
+    assert said.spec.channels.slack == expected
     with pytest.raises(ConfigError, match=r"must be a reference"):
         fleet("channels: {telegram: {token: '123456:in-plain-text'}}\n")
 

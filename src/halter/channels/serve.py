@@ -50,6 +50,12 @@ def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect
         key = spec.ntfy.token
         access = None if key is UNSET else partial(_reveal, app, key, "channels.ntfy.token")
         found.append(NtfyTransport(spec.ntfy.url, access, connect))
+    if spec.slack is not UNSET:
+        from halter.channels.slack import SlackTransport
+
+        bot = partial(_reveal, app, spec.slack.token, "channels.slack.token")
+        own = partial(_reveal, app, spec.slack.app_token, "channels.slack.app_token")
+        found.append(SlackTransport(bot, own, spec.slack.url, connect))
     return found
 
 

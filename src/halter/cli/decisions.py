@@ -304,7 +304,7 @@ cancel = command(
 )
 
 
-ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram or ntfy.")]
+ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram, ntfy or slack.")]
 PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="The person's name; it is in every event.")]
 
 

@@ -318,11 +318,22 @@ class NtfySpec(Spec, frozen=True):
     token: Annotated[SecretReference, Meta(description="An access token, as `${secret:NAME}`.")] | UnsetType = UNSET
 
 
+class SlackSpec(Spec, frozen=True):
+    """A Slack app in Socket Mode that people answer decisions with."""
+
+    HIDDEN: ClassVar[bool] = True
+
+    token: Annotated[SecretReference, Meta(description="The bot's token (`xoxb-`), as `${secret:NAME}`.")]
+    app_token: Annotated[SecretReference, Meta(description="The app's token (`xapp-`), as `${secret:NAME}`.")]
+    url: Annotated[Url, Meta(description="The address of the Web API.")] = "https://slack.com/api"
+
+
 class ChannelsSpec(Spec, frozen=True):
     """Where people answer decisions, beside the inbox. Who may is paired with `halter channels pair`."""
 
     telegram: Annotated[TelegramSpec, Meta(description="By a bot of your own in Telegram.")] | UnsetType = UNSET
     ntfy: Annotated[NtfySpec, Meta(description="By ntfy, with secret topics.")] | UnsetType = UNSET
+    slack: Annotated[SlackSpec, Meta(description="By an app of your own in Slack.")] | UnsetType = UNSET
     dashboard: (
         Annotated[Url, Meta(description="The dashboard's address, named where a question is too long for a message.")]
         | UnsetType

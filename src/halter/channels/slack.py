@@ -1,0 +1,268 @@
+"""Slack by Socket Mode: an app of your own opens a WebSocket to Slack, so no address of Halter's is reached.
+
+Each envelope is confirmed when it is read: Slack waits three seconds for that, and sends it again otherwise.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from halter.channels.channel import TransportFailed
+from halter.channels.messages import ChatMessage, ChatReply
+from halter.core.clock import MINUTE, SECOND
+from halter.core.text import clean, shorten
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+MAX_TEXT: Final = 3000
+"""The most characters of one block of text."""
+MAX_BUTTON: Final = 75
+POLL_SECONDS: Final = 25
+CALL_SECONDS: Final = 20
+MAX_SEEN: Final = 1000
+_TOO_MANY: Final = 429
+_WRONG_KEY: Final = ("invalid_auth", "not_authed", "account_inactive", "token_revoked", "not_allowed_token_type")
+_LATER: Final = ("ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
+_GONE: Final = ("message_not_found", "cant_update_message")
+
+
+class Socket(Protocol):
+    async def recv(self) -> str | bytes: ...
+
+    async def send(self, message: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+OpenSocket = Callable[[str], Awaitable[Socket]]
+
+
+async def open_websocket(url: str) -> Socket:
+    from websockets.asyncio.client import connect
+
+    return await connect(url, open_timeout=CALL_SECONDS, proxy=None)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    id: str = ""
+
+
+class _Action(msgspec.Struct, frozen=True):
+    value: str = ""
+    action_ts: str = ""
+
+
+class _Said(msgspec.Struct, frozen=True):
+    type: str = ""
+    subtype: str = ""
+    channel: str = ""
+    user: str = ""
+    bot_id: str = ""
+    text: str = ""
+    ts: str = ""
+    thread_ts: str = ""
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    type: str = ""
+    event: _Said = _Said()
+    user: _Named = _Named()
+    channel: _Named = _Named()
+    actions: tuple[_Action, ...] = ()
+    container: Mapping[str, Any] = {}
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    type: str = ""
+    envelope_id: str = ""
+    payload: _Payload = _Payload()
+
+
+class _Bare(msgspec.Struct, frozen=True):
+    type: str = ""
+    envelope_id: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    ok: bool = False
+    error: str = ""
+    url: str = ""
+    ts: str = ""
+
+
+class SlackTransport:
+    name = "slack"
+
+    def __init__(
+        self,
+        reveal_token: Callable[[], str],
+        reveal_app_token: Callable[[], str],
+        url: str,
+        connect: Callable[[], "AsyncClient"],
+        open_socket: OpenSocket = open_websocket,
+    ) -> None:
+        self._reveal_token = reveal_token
+        self._reveal_app_token = reveal_app_token
+        self._url = url.rstrip("/")
+        self._connect = connect
+        self._open_socket = open_socket
+        self._client: AsyncClient | None = None
+        self._socket: Socket | None = None
+        self._seen: deque[str] = deque(maxlen=MAX_SEEN)
+
+    def fits(self, text: str) -> bool:
+        return len(text.encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
+
+    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
+        """The next reply, if one comes within a while. A refreshed socket is opened anew by the next call."""
+        del after, places
+        from websockets.exceptions import WebSocketException
+
+        try:
+            socket = self._socket = self._socket or await self._open()
+            async with asyncio.timeout(POLL_SECONDS):
+                return await self._read(socket)
+        except TimeoutError:
+            return []
+        except (OSError, WebSocketException, EOFError) as error:
+            await self._hang_up()
+            sentence = f"Slack closed the connection ({type(error).__name__}). It is opened anew."
+            raise TransportFailed(sentence, may_retry=True, retry_after=SECOND) from None
+
+    async def _open(self) -> Socket:
+        opened = await self._call("apps.connections.open", {}, self._reveal_app_token())
+        return await self._open_socket(opened.url)
+
+    async def _read(self, socket: Socket) -> Sequence[ChatReply]:
+        raw = await socket.recv()
+        try:
+            bare = msgspec.json.decode(raw, type=_Bare)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return []
+        if bare.type == "disconnect":
+            await self._hang_up()
+            return []
+        if bare.envelope_id:
+            await socket.send(msgspec.json.encode({"envelope_id": bare.envelope_id}).decode())
+        reply = _read_envelope(raw)
+        if reply is None or reply.handle in self._seen:
+            return []
+        self._seen.append(reply.handle)
+        return [reply]
+
+    async def send(self, place: str, message: ChatMessage) -> str:
+        blocks: list[Mapping[str, Any]] = [_make_section(message.text)]
+        buttons = [
+            {
+                "type": "button",
+                "text": {"type": "plain_text", "text": shorten(each.label, MAX_BUTTON - 1)},
+                "value": each.data,
+                "action_id": each.data.partition(":")[0],
+            }
+            for each in message.buttons
+        ]
+        blocks += [{"type": "actions", "elements": buttons}] if buttons else []
+        return (await self._write("chat.postMessage", {"channel": place}, blocks)).ts
+
+    async def close_message(self, place: str, message: str, text: str) -> None:
+        try:
+            await self._write("chat.update", {"channel": place, "ts": message}, [_make_section(clean(text))])
+        except TransportFailed as failed:
+            if not any(word in str(failed) for word in _GONE):
+                raise
+
+    async def respond(self, reply: ChatReply, text: str) -> None:
+        """Tell a person who pressed a button alone; answer words where they were written."""
+        said = clean(text)
+        while not self.fits(said):
+            said = f"{said[: len(said) * 3 // 4]}…"
+        where, blocks = {"channel": reply.place}, [_make_section(said)]
+        if reply.press:
+            await self._write("chat.postEphemeral", {**where, "user": reply.account}, blocks)
+        else:
+            await self._write("chat.postMessage", where, blocks)
+
+    async def close(self) -> None:
+        await self._hang_up()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _hang_up(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()
+
+    async def _write(self, method: str, where: Mapping[str, str], blocks: Sequence[Mapping[str, Any]]) -> _Answer:
+        """Write plain text: nothing in it is markup, names nobody, and no link in it is fetched."""
+        more = {"text": "Halter", "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
+        return await self._call(method, {**where, **more}, self._reveal_token())
+
+    async def _call(self, method: str, params: Mapping[str, Any], token: str) -> _Answer:
+        from httpx2 import HTTPError
+
+        self._client = self._client or self._connect()
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            response = await self._client.post(
+                f"{self._url}/{method}", json=params, headers=headers, timeout=CALL_SECONDS
+            )
+            if response.status_code == _TOO_MANY:
+                wait = response.headers.get("retry-after", "")
+                seconds = int(wait) if wait.isdecimal() else 10
+                raise TransportFailed("Slack asks to wait.", may_retry=True, retry_after=seconds * SECOND)
+            answer = msgspec.json.decode(response.content, type=_Answer)
+        except HTTPError as error:
+            sentence = f"Slack cannot be reached ({type(error).__name__}). It is tried again."
+            raise TransportFailed(sentence, may_retry=True) from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            sentence = f"{self._url} does not answer as Slack does: look at `channels.slack.url`."
+            raise TransportFailed(sentence, may_retry=True) from None
+        if not answer.ok:
+            raise _describe_failure(method, answer.error)
+        return answer
+
+
+def _make_section(text: str) -> Mapping[str, Any]:
+    return {"type": "section", "text": {"type": "plain_text", "text": text, "emoji": False}}
+
+
+def _describe_failure(method: str, error: str) -> TransportFailed:
+    said = shorten(clean(error), 100)
+    if error in _WRONG_KEY:
+        sentence = f"Slack refuses a token ({said}): look at the secrets of `channels.slack.token` and `app_token`."
+        return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
+    return TransportFailed(f"Slack refused {method}: {said}", may_retry=error in _LATER)
+
+
+def _read_envelope(raw: str | bytes) -> ChatReply | None:
+    """Read what a person did; everything else, and what is not known, is none of a channel's business."""
+    try:
+        envelope = msgspec.json.decode(raw, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    payload, said = envelope.payload, envelope.payload.event
+    if envelope.type == "interactive" and payload.type == "block_actions" and payload.actions:
+        action = payload.actions[0]
+        return ChatReply(
+            mark=action.action_ts,
+            account=payload.user.id,
+            place=payload.channel.id,
+            message=str(payload.container.get("message_ts", "")),
+            press=action.value,
+            handle=f"{payload.user.id}/{action.action_ts}",
+        )
+    if envelope.type != "events_api" or said.type != "message" or said.subtype or said.bot_id or not said.user:
+        return None
+    return ChatReply(
+        mark=said.ts,
+        account=said.user,
+        place=said.channel,
+        message=said.thread_ts if said.thread_ts != said.ts else "",
+        text=said.text,
+        handle=f"{said.user}/{said.ts}",
+    )

@@ -1,0 +1,125 @@
+"""Decisions on Slack: one press answers exactly what was shown, once, and only by people who were paired."""
+
+from pathlib import Path
+
+from httpx2 import AsyncClient
+
+from halter.channels.channel import DecisionChannel
+from halter.channels.slack import SlackTransport
+from halter.core.clock import MINUTE, SECOND
+from halter.core.ports import Query
+from halter.core.rows import HaltRow
+from halter.operations import decisions
+from halter.operations.channels import offer_pairing
+from halter.operations.desk import Desk, Who
+from halter.testing.world import World
+from tests.channels.fake_slack import FakeSlack
+from tests.channels.streams import StreamedApp
+from tests.channels.test_decisions_on_telegram import LONG, WIPES, Phone
+
+ADA, EVE = "U0ADA", "U0EVE"
+
+
+def serve(phone: Phone) -> None:
+    fake = phone.platform
+    transport = SlackTransport(
+        lambda: fake.token,
+        lambda: fake.app_token,
+        "http://slack.test",
+        lambda: AsyncClient(transport=StreamedApp(fake)),
+        fake.open_socket,
+    )
+    phone.tasks.append(phone.world.spawn(DecisionChannel(phone.fleet.app, transport, phone.told.append).run()))
+
+
+async def ready(world: World, home: Path, replies: str = WIPES) -> Phone:
+    phone = Phone(world, home, replies, platform=FakeSlack(), fleet="")
+    serve(phone)
+    await world.advance(SECOND)
+    made = await offer_pairing(phone.desk, "slack", "ada", "approver")
+    phone.platform.write(ADA, made.code, place="D1")
+    await world.advance(3 * SECOND)
+    await phone.asks()
+    return phone
+
+
+async def test_one_press_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    assert (shown.place, [*shown.buttons]) == ("D1", ["Approve", "Deny", "Always"])
+    data = phone.platform.press(ADA, shown, "Approve")
+    phone.platform.send_again()
+    await world.advance(MINUTE)
+    assert [(made.verdict, made.by) for made in await phone.made()] == [("approve", "ada")]
+    assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
+    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(ADA, shown, data)
+    await world.advance(MINUTE)
+    assert "answered already" in phone.platform.toasts[1]
+    assert phone.platform.unconfirmed == {}
+
+
+async def test_strangers_and_other_apps_are_ignored(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.press(EVE, shown, "Approve")
+    phone.platform.write(EVE, "halt", place="D1")
+    phone.platform.write(ADA, "halt", place="D1", bot_id="B1")
+    phone.platform.write(ADA, "halt", place="D1", subtype="message_changed")
+    phone.platform.write(ADA, "halt", place="C9")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert await world.journal.ask(Query("all_halts", HaltRow)) == []
+    assert phone.platform.toasts == []
+
+
+async def test_words_in_the_thread_of_a_question_answer_it(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, "no not today", place="D1", reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert [(made.verdict, made.reason) for made in await phone.made()] == [("deny", "not today")]
+    phone.platform.write(ADA, "halt", place="D1")
+    await world.advance(MINUTE)
+    assert [row.by for row in await world.journal.ask(Query("all_halts", HaltRow))] == ["ada"]
+
+
+async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path, LONG)
+    (shown,) = phone.platform.messages[1:]
+    assert [*shown.buttons] == ["Deny"]
+    phone.platform.press_data(ADA, shown, shown.buttons["Deny"].replace("no:", "yes:"))
+    phone.platform.write(ADA, "yes", place="D1", reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+
+
+async def test_a_socket_that_is_refreshed_or_cut_is_opened_anew(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.refresh()
+    await world.advance(MINUTE)
+    phone.platform.cut()
+    phone.platform.press(ADA, shown, "Approve")
+    await world.advance(MINUTE)
+    assert phone.platform.opened == 3
+    assert [made.verdict for made in await phone.made()] == ["approve"]
+
+
+async def test_a_restart_keeps_people_and_buttons(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.tasks[0].cancel()
+    await world.advance(MINUTE)
+    phone.platform.press(ADA, shown, "Deny")
+    serve(phone)
+    await world.advance(MINUTE)
+    assert [made.verdict for made in await phone.made()] == ["deny"]
+
+
+async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    await decisions.deny(Desk(phone.fleet.app, Who("bob")), (await phone.decision()).decision)
+    await world.advance(5 * SECOND)
+    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
