@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from halter.cli import build
 from halter.cli.commands import COMMANDS, EXAMPLES, load_all_commands
 from halter.cli.exit_codes import EXIT_MEANINGS
+from tests.processes import warm_command
 from tests.story.clerks import environment, furnish
 
 SPEC = {
@@ -180,7 +181,7 @@ def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> 
     environ = {**os.environ, **environment(home), "ANTHROPIC_API_KEY": "sk-made-up"}
     # Another program may have the usual port here.
     anywhere = ["--listen", "127.0.0.1:0"] if "serve" in line or "proxy" in line else []
-    command = [sys.executable, "-m", "halter", *shlex.split(line)[1:], *anywhere]
+    command = warm_command("halter", *shlex.split(line)[1:], *anywhere)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, stdout=pipe, stderr=pipe) as program:
         assert program.stdout is not None

@@ -177,6 +177,8 @@ async def one_process(url: str, session: str, count: int, effects: str, fails: s
 async def in_processes(url: str, count: int, effects: Path, *, fails: bool) -> Counter[str]:
     """Let several processes make so many calls together, all at once."""
     clock = SystemClock()
+    from tests.processes import warm_command  # The processes run this file, and do not know the other tests.
+
     store = open_store(url, clock=clock, ids=SortableIds(clock.now))
     await store.commit(agreed(clock.now()))
     names = [f"s{number}" for number in range(PROCESSES)]
@@ -186,7 +188,10 @@ async def in_processes(url: str, count: int, effects: Path, *, fails: bool) -> C
     words = [str(count // PROCESSES), str(effects), "fails" if fails else ""]
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     running = [
-        await asyncio.create_subprocess_exec(sys.executable, __file__, url, name, *words, **pipes) for name in names
+        await asyncio.create_subprocess_exec(
+            *warm_command("python", __file__, url, name, *words, imports=["pytest", "halter.testing.world"]), **pipes
+        )
+        for name in names
     ]
     for each in running:
         assert each.stdout is not None

@@ -62,7 +62,7 @@ async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_ca
 ) -> None:
     fleet = Fleet(world, tmp_path, PRICES, sturdy=True)
     fleet.start(agent(fleet))
-    await world.advance(2 * DAY)
+    await world.advance(36 * HOUR)
     found = await rows(fleet)
     *over, last = found
     assert len(over) >= 6
@@ -140,7 +140,7 @@ async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: W
     await world.advance(3 * HOUR)
     (row,) = await rows(fleet)
     assert row.state == "WAITING_FOR_BUDGET"
-    await world.advance(2 * DAY)
+    await world.advance(DAY)
     (row,) = await rows(fleet)
     assert row.state == "BUDGET_EXCEEDED"
     assert any("no person agreed to more" in sentence for _, sentence in fleet.told)

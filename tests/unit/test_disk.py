@@ -29,7 +29,7 @@ from halter_drills.disk import (
 )
 
 Rows = list[tuple[int, bytes]]
-COMMITS = 60
+COMMITS = 36
 
 
 def rows(connection: sqlite3.Connection) -> Rows | None:
