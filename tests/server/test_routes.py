@@ -14,7 +14,7 @@ from halter.server.api import DO, READ, description
 from tests.server.conftest import House
 
 READS = {
-    "/whoami": "", "/home": "", "/status": "", "/fleet": "", "/workers": "",
+    "/whoami": "", "/home": "", "/status": "", "/top": "", "/fleet": "", "/workers": "",
     "/sessions": "", "/sessions/{session}": "/sessions/{agent}-1",
     "/sessions/{session}/events": "/sessions/{agent}-1/events",
     "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",

@@ -223,6 +223,7 @@ def test_every_command_answers_in_json() -> None:
 ANSWERS = [
     *(
         "status",
+        "top --once",
         "tell clerk-1 hello",
         "sessions",
         "show clerk-1",

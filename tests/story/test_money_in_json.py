@@ -122,7 +122,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Say what is typed after each command. What names `nothing` is refused with a sentence, and prints no JSON."""
     return {
         ("init",): ("~/other",), ("run",): ("~/desk", "Send it."), ("play",): ("~/desk/letter.yaml",),
-        ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (),
+        ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (), ("top",): ("--once",),
         ("sessions",): (), ("show",): (session,), ("tail",): (session,), ("receipt",): (session,), ("report",): (),
         ("export",): (session, "--output", "~/export.jsonl"),
         ("findings", "list"): (), ("findings", "keep"): ("nothing",), ("findings", "dismiss"): ("nothing",),

@@ -1,7 +1,10 @@
-"""`halter status`, `report`, `findings` and `proposals`: what stands, what happened, what sessions left behind."""
+"""`halter status`, `top`, `report`, `findings`, `proposals`: what stands, what happened, what sessions left behind."""
 
+import asyncio
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -26,6 +29,7 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, say
 from halter.cli.terminal import confirm
+from halter.core.errors import NotDone
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
 from halter.operations import artifacts
@@ -35,6 +39,10 @@ from halter.present.report import build_report_sheet, build_status_sheet, format
 from halter.present.sheet import render_html_page
 from halter.present.tables import build_artifacts_sheet
 from halter.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from halter.operations.top import FleetView
+    from halter.top.source import OperationSource
 
 status = command(
     statuses.status,
@@ -46,6 +54,72 @@ status = command(
     look=True,
     fresh=True,
 )
+
+
+TOKEN_VARIABLE: Final = "HALTER_TOKEN"  # noqa: S105 - the name of a variable
+SERVER_TIMEOUT_SECONDS: Final = 10
+ServerOption = Annotated[
+    str,
+    typer.Option(
+        "--server", metavar="URL", help=f"Look at a server instead of a store, with the token in ${TOKEN_VARIABLE}."
+    ),
+]
+OnceOption = Annotated[bool, typer.Option("--once", help="Print it once, and end.")]
+
+
+def top(
+    *, once: OnceOption = False, server: ServerOption = "", store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Watch and steer the fleet in a live terminal: sessions and their spending, what needs you, caps, workers.
+
+    Answer what waits with y, n or e; halt by typing what to halt. With --once it is printed, for a pipe or a script.
+    """
+    if as_json and not once:
+        fail("--json prints the view once: pass --once as well.", EXIT_USAGE)
+    if server and store is not None:
+        fail("--server and --store name two places to look at: pass one of them.", EXIT_USAGE)
+    if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("This is no terminal: pass --once to print the view.", EXIT_USAGE)
+    if server:
+        view = report_errors(lambda: asyncio.run(_watch_server(server, once=once)))
+    else:
+        view = run_with_app(
+            store, lambda app: _watch_store(app, store, once=once), despite_doubt=True, fresh=True, following=not once
+        )
+    if view is not None and as_json:
+        answer_json(view)
+    elif view is not None:
+        from halter.top.rows import build_top_sheet
+
+        show_sheet(build_top_sheet(view))
+
+
+async def _watch_store(app: Runtime, store: str | None, *, once: bool) -> "FleetView | None":
+    from halter.top.source import StoreSource
+
+    return await _watch(StoreSource(make_desk(app, store)), once=once)
+
+
+async def _watch_server(url: str, *, once: bool) -> "FleetView | None":
+    import httpx2
+
+    from halter.top.source import ServerSource
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise NotDone(f"${TOKEN_VARIABLE} is not set: put a token there, from `halter tokens add`.", "wrong")
+    async with httpx2.AsyncClient(timeout=SERVER_TIMEOUT_SECONDS) as client:
+        return await _watch(ServerSource(url, token, client), once=once)
+
+
+async def _watch(source: "OperationSource", *, once: bool) -> "FleetView | None":
+    """Give the view once, or none after a person has watched it."""
+    if once:
+        return await source.call("top")
+    from halter.top.app import TopApp
+
+    await TopApp(source).run_async()
+    return None
 
 
 def promote(

@@ -135,6 +135,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Look": {
         "status": ("artifacts:status", "Show all agents at a glance, and what needs you."),
+        "top": ("artifacts:top", "Watch and steer the fleet in a live terminal."),
         "sessions": ("sessions:sessions", "List sessions, the newest first."),
         "show": ("sessions:show", "Show a session: what was said, each call and its outcome."),
         "tail": ("sessions:tail", "Show events as they are committed."),
@@ -239,6 +240,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),
     "status": ("halter status", "halter status --json"),
+    "top": ("halter top --once", "halter top --once --json"),
     "sessions": (
         "halter sessions",
         "halter sessions --agent clerk --state sleeping --since 7d",

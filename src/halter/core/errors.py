@@ -121,7 +121,7 @@ class RowRefused(StoreError):
     """A database constraint, such as the one on caps, refused a change."""
 
 
-Extra = Literal["documents", "models", "mcp", "notify", "postgres", "server", "telemetry"]
+Extra = Literal["documents", "models", "mcp", "notify", "postgres", "server", "telemetry", "top"]
 
 _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
     "documents": ("An Office document", ("docx", "openpyxl", "pptx", "defusedxml", "lxml")),
@@ -131,6 +131,7 @@ _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
     "postgres": ("A PostgreSQL store", ("procrastinate", "psycopg", "psycopg_pool")),
     "server": ("The server", ("fastapi", "nicegui", "starlette", "uvicorn")),
     "telemetry": ("Tracing", ("opentelemetry",)),
+    "top": ("The live terminal", ("textual",)),
 }
 """What needs each extra, and the modules that come with it."""
 

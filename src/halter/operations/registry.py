@@ -10,7 +10,19 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.rows import HaltRow
-from halter.operations import agents, artifacts, backtest, control, decisions, fleet, journal, money, queries, status
+from halter.operations import (
+    agents,
+    artifacts,
+    backtest,
+    control,
+    decisions,
+    fleet,
+    journal,
+    money,
+    queries,
+    status,
+    top,
+)
 from halter.operations.desk import Desk, Operation, Role, Who
 from halter.operations.report import Report
 from halter.runtime.needs import Need
@@ -48,6 +60,7 @@ READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
     Operation(name="home", path="/home", run=home),
     Operation(name="status", command="status", path="/status", run=status.status),
+    Operation(name="top", command="top", path="/top", run=top.top),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
     Operation(name="workers", path="/workers", run=fleet.workers),
     Operation(name="sessions", command="sessions", path="/sessions", run=queries.sessions),

@@ -1,0 +1,127 @@
+"""What a live terminal shows: sessions under way and what each spent, what needs a person, caps, workers, a tail."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from halter.core.money import ZERO_USD, Usd
+from halter.core.rows import HaltRow, SessionRow
+from halter.core.vocabulary import State
+from halter.operations import control, decisions, fleet, money, queries
+from halter.operations import status as statuses
+from halter.operations.desk import Desk, Limit, Name
+from halter.present.events import StyledLine, format_hour, summarize_event
+from halter.runtime.budgets import Budget
+from halter.runtime.needs import Need
+
+LIVE_STATES: Final[tuple[State, ...]] = (
+    "WAITING_FOR_APPROVAL",
+    "WAITING_FOR_INPUT",
+    "WAITING_FOR_BUDGET",
+    "PAUSED",
+    "RUNNING",
+    "WAITING_FOR_TOOL",
+    "SLEEPING",
+)
+"""In this order: what waits for a person first, what is asleep last."""
+ENDED: Final = 20
+"""How many of the newest sessions are shown although they have ended."""
+TAIL: Final = 100
+
+Followed = Annotated[Name, Meta(description="Show the last events of this session, too.", extra={"metavar": "SESSION"})]
+
+
+class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A session, and what it has spent and holds of its cap."""
+
+    session: str
+    agent: str
+    kind: str
+    state: str
+    why: str
+    started_at: int
+    due_at: int | None = None
+    spent_usd: Usd = ZERO_USD
+    held_usd: Usd = ZERO_USD
+    cap_usd: Usd | None = None
+
+
+class QueuedNeed(msgspec.Struct, frozen=True):
+    """What waits for a person. The digest binds an answer to a decision as it is shown here."""
+
+    need: Need
+    digest: str = ""
+    yes: str = ""
+    no: str = ""
+
+
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet at a moment, for one screen. `tail` are the last events of the session that is followed."""
+
+    status: statuses.FleetStatus
+    halts: Sequence[HaltRow] = ()
+    sessions: Sequence[SessionLine] = ()
+    inbox: Sequence[QueuedNeed] = ()
+    budgets: Sequence[Budget] = ()
+    workers: Sequence[fleet.WorkerView] = ()
+    tail: Sequence[StyledLine] = ()
+
+
+async def top(desk: Desk, session: Followed = "", limit: Limit = 200) -> FleetView:
+    """Show sessions under way, what needs you, caps and workers, and the last events of one session."""
+    now = await statuses.status(desk)
+    caps = await money.list_budgets(desk)
+    return FleetView(
+        status=now,
+        halts=await control.halts_now(desk),
+        sessions=[*_list_sessions(await _read_sessions(desk, limit), caps)],
+        inbox=[*_list_inbox(now.needs_you, await decisions.waiting(desk))],
+        budgets=[one for one in caps if one.cap is not None and not one.scope.startswith("session:")],
+        workers=await fleet.workers(desk),
+        tail=await _read_tail(desk, session) if session else (),
+    )
+
+
+async def _read_sessions(desk: Desk, limit: int) -> list[SessionRow]:
+    rows: list[SessionRow] = []
+    for state in LIVE_STATES:
+        if len(rows) < limit:
+            rows += await queries.sessions(desk, state=state, limit=limit - len(rows))
+    newest = await queries.sessions(desk, limit=min(limit, ENDED))
+    return rows + [row for row in newest if row.ended_at is not None]
+
+
+def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterator[SessionLine]:
+    spent = {one.scope: one for one in caps if one.unit == "usd" and one.scope.startswith("session:")}
+    for row in rows:
+        budget = spent.get(f"session:{row.session}")
+        yield SessionLine(
+            session=row.session,
+            agent=row.agent,
+            kind=row.kind,
+            state=row.state,
+            why=row.terminal_reason,
+            started_at=row.started_at,
+            due_at=row.due_at,
+            spent_usd=ZERO_USD if budget is None else budget.spent,
+            held_usd=ZERO_USD if budget is None else budget.held,
+            cap_usd=None if budget is None else budget.cap,
+        )
+
+
+def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.WaitingDecision]) -> Iterator[QueuedNeed]:
+    asked = {one.decision: one for one in waiting}
+    for need in needs:
+        one = asked.get(need.decision)
+        if one is not None:
+            put = decisions.put(one)
+            yield QueuedNeed(need, one.digest, put.yes, put.no)
+        elif not need.decision:
+            yield QueuedNeed(need)
+
+
+async def _read_tail(desk: Desk, session: str) -> Sequence[StyledLine]:
+    found = [(one, summarize_event(one)) for one in await queries.newest_events(desk, session, TAIL)]
+    return [StyledLine(f"{format_hour(one.at)} {line.text}", line.style) for one, line in found if line.text]

@@ -1,0 +1,1 @@
+"""`halter top`: the fleet in a live terminal."""

@@ -1,0 +1,328 @@
+"""The live terminal: four tables, the followed session's last events, and the keys that answer questions and halt."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, cast
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.coordinate import Coordinate
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane, TextArea
+
+from halter.cli.output import escape_text
+from halter.core.errors import HalterError, NotDone
+from halter.core.text import to_one_line
+from halter.operations.top import FleetView, QueuedNeed
+from halter.present.events import StyledLine
+from halter.top.rows import COLUMNS, TITLES, Row, describe_need, editable_arguments, head_line, key_of, list_rows
+from halter.top.source import OperationSource
+
+REFRESH_SECONDS: Final = 2.0
+Cells = DataTable[Text]
+
+
+def _clean(text: str) -> Text:
+    """One line that neither steers the terminal nor is read as markup."""
+    return escape_text(to_one_line(text))
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Shows a question whole; a second y agrees, once the end of it was on the screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "agree", "Approve exactly this"),
+        Binding("escape,n,q", "leave", "Leave it"),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="question"):
+            yield Static(escape_text(self._text))
+        yield Footer()
+
+    def action_agree(self) -> None:
+        question = self.query_one("#question", VerticalScroll)
+        if question.scroll_y < question.max_scroll_y:
+            self.notify("Scroll to its end first: you approve all of it.", markup=False)
+        else:
+            self.dismiss(True)  # noqa: FBT003 - the result of the screen
+
+    def action_leave(self) -> None:
+        self.dismiss(False)  # noqa: FBT003 - the result of the screen
+
+
+class LineScreen(ModalScreen[str | None]):
+    """Asks for a line; Escape is no answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
+
+    def __init__(self, question: str, hint: str) -> None:
+        super().__init__()
+        self._question = question
+        self._hint = hint
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="line"):
+            yield Static(escape_text(self._question))
+            yield Input(placeholder=self._hint)
+        yield Footer()
+
+    def on_input_submitted(self, typed: Input.Submitted) -> None:
+        self.dismiss(typed.value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class EditScreen(ModalScreen[str | None]):
+    """Lets a person change the arguments of a call; Ctrl-S approves what stands there."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "agree", "Approve these arguments", priority=True),
+        Binding("escape", "leave", "Leave it", priority=True),
+    ]
+
+    def __init__(self, sentence: str, arguments: dict[str, object]) -> None:
+        super().__init__()
+        self._sentence = sentence
+        self._arguments = arguments
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="edit"):
+            yield Static(escape_text(self._sentence))
+            yield TextArea(json.dumps(self._arguments, indent=2, ensure_ascii=False))
+        yield Footer()
+
+    def action_agree(self) -> None:
+        self.dismiss(self.query_one(TextArea).text)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class TopApp(App[None]):
+    """The fleet, looked at every two seconds. What fails is said in the first line, and the last view stays."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 1; text-style: bold; text-wrap: nowrap; text-overflow: ellipsis; }
+    TabbedContent { height: 1fr; }
+    TabPane { padding: 0; }
+    DataTable { height: 1fr; }
+    #below { height: 7; border-top: solid; }
+    ModalScreen { align: center middle; }
+    #question, #edit { width: 90%; height: 80%; border: solid; padding: 0 1; }
+    #line { width: 90%; height: auto; border: solid; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "tab('sessions')", "Sessions", show=False),
+        Binding("2", "tab('inbox')", "Needs you", show=False),
+        Binding("3", "tab('budgets')", "Budgets", show=False),
+        Binding("4", "tab('workers')", "Workers", show=False),
+        Binding("y", "approve", "Approve"),
+        Binding("n", "deny", "Deny"),
+        Binding("e", "edit", "Edit"),
+        Binding("h", "halt", "Halt"),
+        Binding("u", "resume", "Resume"),
+        Binding("r", "look", "Refresh"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, source: OperationSource, *, every: float | None = REFRESH_SECONDS, limit: int = 200) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self._source = source
+        self._every = every
+        self._limit = limit
+        self._view: FleetView | None = None
+        self._rows: dict[str, list[Row]] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        with TabbedContent(initial="sessions"):
+            for number, (name, title) in enumerate(TITLES.items(), 1):
+                with TabPane(f"{number} {title}", id=name):
+                    yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
+        with VerticalScroll(id="below", can_focus=False):
+            yield Static(id="tail")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        for name, columns in COLUMNS.items():
+            self._table(name).add_columns(*columns)
+        self._table("sessions").focus()
+        self.action_look()
+        if self._every is not None:
+            self.set_interval(self._every, self.action_look)
+
+    def action_look(self) -> None:
+        self.run_worker(self._look, group="look", exclusive=True)
+
+    async def _look(self) -> None:
+        try:
+            view = await self._source.call("top", session=self._selected("sessions"), limit=self._limit)
+        except HalterError as error:
+            if self._view is not None:
+                self._head(head_line(self._view, f"NOT UP TO DATE: {error}"))
+            else:
+                self._head(str(error))
+            return
+        self._view = view
+        self._head(head_line(view))
+        for name, rows in list_rows(view).items():
+            self._fill(name, rows)
+        waits = f" ({len(view.inbox)})" if view.inbox else ""
+        self.query_one(TabbedContent).get_tab("inbox").label = f"2 {TITLES['inbox']}{waits}"
+        self._below()
+
+    def _head(self, line: str) -> None:
+        self.query_one("#head", Static).update(_clean(line))
+
+    def _fill(self, name: str, rows: list[Row]) -> None:
+        """Change the cells that differ; where rows came or went, fill the table anew and keep the cursor's row."""
+        table, before = self._table(name), self._rows.get(name, [])
+        self._rows[name] = rows
+        if [key for key, _ in before] == [key for key, _ in rows]:
+            for place, ((_, old), (_, new)) in enumerate(zip(before, rows, strict=True)):
+                for column, cell in enumerate(new):
+                    if cell != old[column]:
+                        table.update_cell_at(Coordinate(place, column), _clean(cell), update_width=True)
+            return
+        selected = self._key_at(before, table)
+        table.clear()
+        for key, cells in rows:
+            table.add_row(*map(_clean, cells), key=key)
+        if selected and (places := [place for place, (key, _) in enumerate(rows) if key == selected]):
+            table.move_cursor(row=places[0])
+
+    def _table(self, name: str) -> Cells:
+        return cast("Cells", self.query_one(f"#{name}-table", DataTable))
+
+    def _selected(self, name: str) -> str:
+        return self._key_at(self._rows.get(name, []), self._table(name))
+
+    @staticmethod
+    def _key_at(rows: Sequence[Row], table: Cells) -> str:
+        return rows[table.cursor_row][0] if 0 <= table.cursor_row < len(rows) else ""
+
+    def _below(self) -> None:
+        """Show what belongs to the selected row: a session's last events, or a question whole."""
+        tail = self.query_one("#tail", Static)
+        if self.query_one(TabbedContent).active == "inbox":
+            one = self._need()
+            tail.update(escape_text(describe_need(one) if one else "Nothing needs you."))
+            self.query_one("#below").scroll_home(animate=False)
+        elif self._view is not None:
+            tail.update(_paint(self._view.tail))
+            self.query_one("#below").scroll_end(animate=False)
+
+    def _need(self) -> QueuedNeed | None:
+        key = self._selected("inbox")
+        waiting = self._view.inbox if self._view else ()
+        return next((one for one in waiting if key_of(one) == key), None)
+
+    def on_data_table_row_highlighted(self) -> None:
+        if self.query_one(TabbedContent).active == "sessions":
+            self.action_look()
+        else:
+            self._below()
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        name = self.query_one(TabbedContent).active
+        self._table(name).focus()
+        self._below()
+
+    def action_tab(self, name: str) -> None:
+        self.query_one(TabbedContent).active = name
+
+    def _asked(self) -> QueuedNeed | None:
+        """The decision under the cursor; elsewhere a sentence says where decisions are."""
+        if self.query_one(TabbedContent).active != "inbox":
+            self.action_tab("inbox")
+            return None
+        one = self._need()
+        if one is None or not one.digest:
+            self._say("Nothing to decide here." if one is None else f"Type: {one.need.commands[0]}")
+            return None
+        return one
+
+    def action_approve(self) -> None:
+        if (one := self._asked()) is not None:
+            self.run_worker(self._approve(one))
+
+    async def _approve(self, one: QueuedNeed) -> None:
+        terms: dict[str, Any] = {}
+        if one.need.kind == "cap_raise":
+            cap = await self.push_screen_wait(LineScreen(f"{describe_need(one)}\n\nThe new cap, in dollars:", "2.50"))
+            if not cap:
+                return
+            terms["cap"] = cap
+        elif not await self.push_screen_wait(ConfirmScreen(describe_need(one))):
+            return
+        await self._do("approve", decision=one.need.decision, digest=one.digest, **terms)
+
+    def action_edit(self) -> None:
+        if (one := self._asked()) is None:
+            return
+        if arguments := editable_arguments(one):
+            self.run_worker(self._edit(one, arguments))
+        else:
+            self._say("It has no arguments to change: y approves it, n denies it.")
+
+    async def _edit(self, one: QueuedNeed, arguments: dict[str, object]) -> None:
+        text = await self.push_screen_wait(EditScreen(one.need.sentence, arguments))
+        if text is None:
+            return
+        try:
+            edited = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self._say(f"That is no JSON, so nothing was approved: {error}.")
+            return
+        await self._do("approve", decision=one.need.decision, digest=one.digest, edit=edited)
+
+    def action_deny(self) -> None:
+        if (one := self._asked()) is not None:
+            self.run_worker(self._deny(one))
+
+    async def _deny(self, one: QueuedNeed) -> None:
+        reason = await self.push_screen_wait(LineScreen(f"Deny: {one.need.sentence}", "why (may be empty), then Enter"))
+        if reason is not None:
+            await self._do("deny", decision=one.need.decision, reason=reason)
+
+    def action_halt(self) -> None:
+        self.run_worker(self._steer("halt", "Type what to halt, then Enter. Nothing acts there until it is resumed."))
+
+    def action_resume(self) -> None:
+        self.run_worker(self._steer("resume", "Type what to resume, then Enter."))
+
+    async def _steer(self, name: str, question: str) -> None:
+        hint = "fleet, agent:NAME or session:ID"
+        session = self._selected("sessions")
+        about = f"{question}\nThe selected session is session:{session}." if session else question
+        scope = await self.push_screen_wait(LineScreen(about, hint))
+        if scope:
+            await self._do(name, scope=scope.strip(), reason="in halter top")
+
+    async def _do(self, name: str, **given: Any) -> None:
+        try:
+            done = await self._source.call(name, **given)
+        except NotDone as no:
+            self._say(str(no))
+        except HalterError as error:
+            self._say(f"Not done: {error}")
+        else:
+            self._say(done.sentence)
+        self.action_look()
+
+    def _say(self, sentence: str) -> None:
+        self.notify(escape_text(sentence).plain, markup=False)
+
+
+def _paint(lines: Sequence[StyledLine]) -> Text:
+    return Text("\n").join(Text(_clean(line.text).plain, line.style) for line in lines)

@@ -1,0 +1,84 @@
+"""Where the live terminal looks and acts: an open store, or a server. Both offer the operations of the registry."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from halter.core.errors import NotDone, StoreUnavailable
+from halter.operations.desk import Desk, Operation
+from halter.operations.registry import OPERATIONS
+
+BY_NAME: Final[Mapping[str, Operation]] = {each.name: each for each in OPERATIONS}
+UNAUTHORIZED: Final = 401
+SERVER_ERROR: Final = 500
+
+
+class OperationSource(Protocol):
+    async def call(self, name: str, **given: Any) -> Any:
+        """Run an operation by its name. Raises NotDone where it is refused, StoreUnavailable where nobody answers."""
+        ...
+
+
+class StoreSource:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def call(self, name: str, **given: Any) -> Any:
+        return await BY_NAME[name].run(self._desk, **given)
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: str = ""
+
+
+class ServerSource:
+    """A server's HTTP API, with the rights of a token."""
+
+    def __init__(self, url: str, token: str, client: httpx2.AsyncClient) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._client = client
+
+    async def call(self, name: str, **given: Any) -> Any:
+        operation = BY_NAME[name]
+        path, rest = _fill_path(operation, given)
+        sent: dict[str, Any] = {"json": rest} if operation.writes else {"params": rest}
+        method = "POST" if operation.writes else "GET"
+        try:
+            answer = await self._client.request(method, f"{self._url}/api{path}", headers=self._headers, **sent)
+        except httpx2.HTTPError as error:
+            raise StoreUnavailable(f"{self._url} does not answer: {error or type(error).__name__}.") from None
+        if answer.is_success:
+            return _decode(answer.content, operation.result, self._url)
+        if answer.status_code == UNAUTHORIZED:
+            raise NotDone(f"{self._url} does not know this token: look at `halter tokens` there.", "forbidden")
+        said = _read_refusal(answer.content) or f"{self._url} answered with status {answer.status_code}."
+        if answer.status_code >= SERVER_ERROR:
+            raise StoreUnavailable(said)
+        raise NotDone(said, "refused")
+
+
+def _fill_path(operation: Operation, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Put parameters into the path; the rest goes into the query or the body."""
+    path = operation.path
+    for name in operation.in_path:
+        value = quote(str(given[name]), safe="")
+        path = path.replace(f"{{{name}:path}}", value).replace(f"{{{name}}}", value)
+    return path, {name: value for name, value in given.items() if name not in operation.in_path}
+
+
+def _decode(content: bytes, kind: Any, url: str) -> Any:
+    try:
+        return msgspec.json.decode(content, type=kind, strict=False)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StoreUnavailable(f"{url} answers as no Halter of this version does: {error}.") from None
+
+
+def _read_refusal(content: bytes) -> str:
+    try:
+        return msgspec.json.decode(content, type=_Refusal).error
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""

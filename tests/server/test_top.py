@@ -1,0 +1,300 @@
+"""The live terminal over a store and over a server: what it shows, what its keys do, and what it never does."""
+
+import html
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from textual.containers import VerticalScroll
+from textual.widgets import Input, Static, TextArea
+
+from halter.core.errors import NotDone, StoreUnavailable
+from halter.core.ports import Query
+from halter.core.public_json import encode_public_json
+from halter.core.rows import DecisionRow, HaltRow
+from halter.operations.decisions import DecisionResult
+from halter.operations.desk import Role
+from halter.top.app import TopApp
+from halter.top.rows import list_rows
+from halter.top.source import OperationSource, ServerSource, StoreSource
+from tests.server.conftest import House
+
+SIZE = (80, 24)
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def source(house: House) -> OperationSource:
+    return StoreSource(house.office.desk(name="admin"))
+
+
+@pytest.fixture(params=["store", "server"])
+def either(
+    request: pytest.FixtureRequest, house: House, wire: httpx2.AsyncClient, source: OperationSource
+) -> OperationSource:
+    return source if request.param == "store" else at(house, "admin", wire)
+
+
+def at(house: House, role: Role, wire: httpx2.AsyncClient) -> OperationSource:
+    return ServerSource(house.base, house.secrets[role], wire)
+
+
+CELL = 12.2
+"""How wide a picture of the screen draws a letter."""
+
+
+def seen(app: TopApp) -> str:
+    """What stands on the screen, line by line."""
+    lines: dict[float, str] = {}
+    for x, y, text in re.findall(r'<text[^>]*?x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', app.export_screenshot()):
+        before = lines.get(float(y), "").ljust(round(float(x) / CELL))
+        lines[float(y)] = before + html.unescape(text).replace("\xa0", " ")
+    return "\n".join(line.rstrip() for _, line in sorted(lines.items()))
+
+
+async def verdict(house: House, decision: str) -> str:
+    rows = await house.app.store.ask(Query("decision", DecisionRow, {"decision": decision}))
+    return rows[0].verdict
+
+
+async def finish(app: Any) -> None:
+    """Let everything that was begun come to its end."""
+    await app.workers.wait_for_complete()
+
+
+async def settle(pilot: Any) -> None:
+    """Let what was begun by a key come to its end."""
+    for _ in range(4):
+        if looks := [one for one in pilot.app.workers if one.group == "look"]:
+            await pilot.app.workers.wait_for_complete(looks)
+        await pilot.pause()
+
+
+async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.AsyncClient) -> None:
+    at_store = await StoreSource(house.office.desk(name="admin")).call("top", session="mine-1")
+    at_server = await at(house, "admin", wire).call("top", session="mine-1")
+    told = [msgspec.json.decode(encode_public_json(view)) for view in (at_store, at_server)]
+    for view in told:
+        # The store's clock goes on from look to look.
+        view["status"].pop("at")
+    assert told[0] == told[1]
+    assert {line["session"] for line in told[0]["sessions"]} == {"mine-1", "theirs-1"}
+    assert [one["digest"] for one in told[0]["inbox"] if one["need"]["decision"] == "mine-asks"] == ["d"]
+    assert told[0]["tail"] != []
+
+
+async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: OperationSource) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        sessions = seen(app)
+        await pilot.press("2")
+        await settle(pilot)
+        inbox = seen(app)
+        await pilot.press("3")
+        await settle(pilot)
+        budgets = seen(app)
+        await pilot.press("4")
+        await settle(pilot)
+        workers = seen(app)
+    assert "for you" in sessions
+    assert re.search(r"mine-1 +\S.*ago", sessions)
+    assert "mine wants to look" in inbox
+    assert "y: Exactly this call, once. n: It does not run." in inbox
+    assert "agent:mine" in budgets
+    assert "host-of-mine" in workers
+    assert all(len(line) <= SIZE[0] for screen in (sessions, inbox, budgets, workers) for line in screen.splitlines())
+
+
+async def test_a_second_y_approves_what_was_shown(house: House, either: OperationSource) -> None:
+    app = TopApp(either, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        assert await verdict(house, "mine-asks") == ""
+        await pilot.press("y")
+        await settle(pilot)
+        await finish(app)
+        await settle(pilot)
+    assert await verdict(house, "mine-asks") == "approve"
+    assert await verdict(house, "theirs-asks") == ""
+
+
+async def test_a_question_that_changed_since_it_was_shown_is_not_approved(
+    house: House, either: OperationSource
+) -> None:
+    shown = await either.call("top")
+    one = next(each for each in shown.inbox if each.need.decision == "mine-asks")
+    with pytest.raises(NotDone, match="not what you were shown"):
+        await either.call("approve", decision=one.need.decision, digest=f"{one.digest}-other")
+    assert await verdict(house, "mine-asks") == ""
+
+
+async def test_nobody_approves_a_question_before_its_end_was_on_the_screen(
+    house: House, source: OperationSource
+) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        app.screen.query_one("#question Static", Static).update("\n".join(map(str, range(200))))
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        assert await verdict(house, "mine-asks") == ""
+        app.screen.query_one("#question", VerticalScroll).scroll_end(animate=False)
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        await finish(app)
+    assert await verdict(house, "mine-asks") == "approve"
+
+
+async def test_n_denies_with_a_reason_and_escape_does_nothing(house: House, source: OperationSource) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        await pilot.press("n")
+        await settle(pilot)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert await verdict(house, "mine-asks") == ""
+        await pilot.press("n")
+        await settle(pilot)
+        app.screen.query_one(Input).value = "not today"
+        await pilot.press("enter")
+        await settle(pilot)
+        await finish(app)
+    assert await verdict(house, "mine-asks") == "deny"
+
+
+async def test_a_halt_is_typed_and_what_is_no_scope_is_told(house: House, source: OperationSource) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        for scope in ("nowhere:at-all", "agent:mine"):
+            await pilot.press("h")
+            await settle(pilot)
+            app.screen.query_one(Input).value = scope
+            await pilot.press("enter")
+            await settle(pilot)
+            await finish(app)
+            await settle(pilot)
+        assert "HALTED: agent:mine" in seen(app)
+    assert "agent:mine" in {row.scope for row in await house.app.store.ask(Query("halts_standing", HaltRow))}
+
+
+async def test_a_viewer_looks_and_approves_nothing(house: House, wire: httpx2.AsyncClient) -> None:
+    source = at(house, "viewer", wire)
+    assert (await source.call("top")).sessions
+    with pytest.raises(NotDone, match="takes the role approver"):
+        await source.call("approve", decision="mine-asks", digest="d")
+    assert await verdict(house, "mine-asks") == ""
+
+
+async def test_a_wrong_token_and_a_server_that_is_gone_are_told_in_a_sentence(
+    house: House, wire: httpx2.AsyncClient
+) -> None:
+    with pytest.raises(NotDone, match="does not know this token"):
+        await ServerSource(house.base, "halter_wrong", wire).call("top")
+    source = at(house, "admin", wire)
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await house.end()
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            await source.call("top")
+        await pilot.press("r")
+        await settle(pilot)
+        screen = seen(app)
+    assert "NOT UP TO DATE" in screen
+    assert "mine-1" in screen
+
+
+async def test_what_an_agent_wrote_neither_steers_the_screen_nor_is_markup(source: OperationSource) -> None:
+    view = await source.call("top")
+    hostile = "\x1b[2J[bold red]pay[/] \u202e" + "x" * 20
+    line = msgspec.structs.replace(view.sessions[0], why=hostile)
+    view = msgspec.structs.replace(view, sessions=[line])
+
+    class Fixed:
+        async def call(self, name: str, **given: Any) -> Any:
+            return view
+
+    app = TopApp(Fixed(), every=None)
+    async with app.run_test(size=(160, 24)) as pilot:
+        await settle(pilot)
+        screen = seen(app)
+    assert "[bold red]pay[/]" in screen
+    assert "\x1b" not in screen
+    assert "\u202e" not in screen
+
+
+async def test_the_cursor_stays_on_its_session_when_others_come(source: OperationSource) -> None:
+    view = await source.call("top")
+    first = view.sessions[0]
+    many = [msgspec.structs.replace(first, session=f"s{number}") for number in range(1000)]
+
+    class Growing:
+        sessions = many
+
+        async def call(self, name: str, **given: Any) -> Any:
+            return msgspec.structs.replace(view, sessions=self.sessions)
+
+    growing = Growing()
+    app = TopApp(growing, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("down", "down", "down")
+        await settle(pilot)
+        growing.sessions = [msgspec.structs.replace(first, session="new"), *many]
+        await pilot.press("r")
+        await settle(pilot)
+        table: Any = app.screen.query_one("#sessions-table")
+        assert table.get_row_at(table.cursor_row)[0].plain == "s3"
+    assert len(list_rows(await growing.call("top"))["sessions"]) == 1001
+
+
+async def test_edited_arguments_are_approved_instead(source: OperationSource) -> None:
+    view = await source.call("top")
+    one = next(each for each in view.inbox if each.need.decision == "mine-asks")
+    need = msgspec.structs.replace(one.need, shown='{"path": "a"}')
+    done: list[tuple[str, dict[str, Any]]] = []
+
+    class Noting:
+        async def call(self, name: str, **given: Any) -> Any:
+            done.append((name, given))
+            if name == "approve":
+                return DecisionResult("mine-asks", "Approved.")
+            return msgspec.structs.replace(view, inbox=[msgspec.structs.replace(one, need=need)])
+
+    app = TopApp(Noting(), every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        for text in ("no json", '{"path": "b"}'):
+            await pilot.press("e")
+            await settle(pilot)
+            app.screen.query_one(TextArea).text = text
+            await pilot.press("ctrl+s")
+            await settle(pilot)
+    assert [given for name, given in done if name == "approve"] == [
+        {"decision": "mine-asks", "digest": one.digest, "edit": {"path": "b"}}
+    ]
