@@ -332,7 +332,9 @@ def _list_references(value: Any) -> Iterator[Reference]:
         yield from (found for body in REFERENCE_PATTERN.findall(text) if (found := parse_reference(body)) is not None)
 
 
-_NAME: Final = re.compile(r"^name:[ \t]*(?P<q>['\"]?)(?P<name>[A-Za-z0-9_.-]{1,64})(?P=q)[ \t]*(?:#.*)?$", re.MULTILINE)
+_NAME_LINE: Final = re.compile(
+    r"^name:[ \t]*(?P<q>['\"]?)(?P<name>[A-Za-z0-9_.-]{1,64})(?P=q)[ \t]*(?:#.*)?$", re.MULTILINE
+)
 _HEAD: Final = 20_000
 
 
@@ -347,7 +349,7 @@ def find_neighbour_agents(place: Path | None) -> Mapping[str, Path]:
                 head = text.read(_HEAD)
         except OSError:
             continue
-        named = _NAME.search(head)
+        named = _NAME_LINE.search(head)
         if named is not None and file.parent != own:
             found.setdefault(named["name"], file.parent)
     return found
