@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -235,22 +236,22 @@ LATER = (
 )
 
 
+OF_NO_TOOL = ("agent.yaml", "AGENTS.md", "clerk/agent.yaml", "trust.json", "x/SKILL.md", "plain.txt")
+
+
 @pytest.mark.parametrize("happens", LATER)
-@pytest.mark.parametrize(
-    "path", ["agent.yaml", "AGENTS.md", "clerk/agent.yaml", "trust.json", "x/SKILL.md", "plain.txt"]
-)
 async def test_what_a_root_leads_to_is_looked_at_for_every_write(
-    house: House, happens: Callable[[House], None], path: str
+    house: House, happens: Callable[[House], None]
 ) -> None:
     tools = house.protect(*make_file_tools(house.desk))
     await does(tools["write_file"], path="before.txt", text="fine")
     (house.desk / "before.txt").unlink()
     happens(house)
     before = _all(house.home)
-    for name, more in (("write_file", {"text": RAISED}), ("delete_file", {})):
+    for path, (name, more) in product(OF_NO_TOOL, (("write_file", {"text": RAISED}), ("delete_file", {}))):
         with pytest.raises(Failed, match="Protected"):
             await does(tools[name], path=path, **more)
-    assert _all(house.home) == before
+        assert _all(house.home) == before, (name, path)
 
 
 @pytest.mark.parametrize("path", ["agent.yaml", "Agent.YAML", "halter.yaml", "inner/agent.yaml", "old/AGENTS.md"])
