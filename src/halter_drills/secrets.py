@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from halter.runtime.sessions import begin_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
 from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spelled, values
-from halter_drills.children import Pipe, children
+from halter_drills.children import Children, Pipe, children
 from halter_drills.drill import (
     Drill,
     DrillBroken,
@@ -363,9 +362,10 @@ def run(setting: Setting) -> DrillResult:
         folder = ground.folder
         settings = Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json")
         place = LeakyPlace(settings, secrets, folder)
-        _leaked(place, wanted, teeth=setting.teeth)
-        looks = (_command(place, *words, "--store", ground.url) for words in LOOKS)
-        channels = [*_played(place), *looks, *_stored(ground), *_beside(place)]
+        with children(__name__) as started:
+            _leaked(place, started, wanted, teeth=setting.teeth)
+            looks = (_command(place, started, *words, "--store", ground.url) for words in LOOKS)
+            channels = [*_played(place, started), *looks, *_stored(ground), *_beside(place)]
     violations = seen(channels, [each.canary for each in wanted])
     setting.progress(len(wanted), len(wanted), "searched")
     counts = {
@@ -378,42 +378,52 @@ def run(setting: Setting) -> DrillResult:
     return result(DRILL.name, ground.kind, len(wanted), violations, counts)
 
 
-def _leaked(place: LeakyPlace, planned: Sequence[Leak], *, teeth: bool) -> None:
+def _leaked(place: LeakyPlace, started: Children, planned: Sequence[Leak], *, teeth: bool) -> None:
     for name in NAMES:
         (place.folder / name).touch()
-    with children(__name__) as started:
-        child = started.start(leak, place, planned, teeth)
-        child.hear(PATIENCE)
-        child.wait()
+    child = started.start(leak, place, planned, teeth)
+    child.hear(PATIENCE)
+    child.wait()
 
 
-def _played(place: LeakyPlace) -> Iterator[SearchedPlace]:
+def _played(place: LeakyPlace, started: Children) -> Iterator[SearchedPlace]:
     """Play a playbook that uses secrets from the command line, and keep its output."""
     agent = place.folder / "agent"
     agent.mkdir()
     for name, text in (("agent.yaml", AGENT), ("tools.py", TOOLS), ("play.yaml", PLAYBOOK)):
         (agent / name).write_text(text)
-    yield _command(place, "trust", str(agent))
-    played = _command(place, "play", str(agent / "play.yaml"), "--store", place.settings.store)
+    yield _command(place, started, "trust", str(agent))
+    played = _command(place, started, "play", str(agent / "play.yaml"), "--store", place.settings.store)
     if b"step_failed" not in played.data or b"[redacted:" not in played.data:
         output = played.data.decode("utf-8", "replace")[-500:]
         raise DrillBroken(f"The playbook of the drill failed: {output}")
     yield played
 
 
-def _command(place: LeakyPlace, *words: str) -> SearchedPlace:
-    settings = place.settings
+def _command(place: LeakyPlace, started: Children, *words: str) -> SearchedPlace:
+    settings, printed = place.settings, place.folder / "printed"
     environ = {
-        **os.environ,
         **place.environ(),
         "HALTER_CHECKPOINTS": str(settings.checkpoints),
         "HALTER_SIGNING_KEY": str(settings.signing_key),
         "HALTER_TRUST": str(settings.trust),
         "HALTER_PERSON": PERSON,
     }
-    command = [sys.executable, "-m", "halter", *words]
-    ran = subprocess.run(command, env=environ, cwd=place.folder, capture_output=True, timeout=PATIENCE, check=False)
-    return SearchedPlace(f"halter {' '.join(words[:1])}", ran.stdout + ran.stderr)
+    started.start(run_command, words, environ, printed).wait(PATIENCE)
+    return SearchedPlace(f"halter {' '.join(words[:1])}", printed.read_bytes())
+
+
+def run_command(_: Pipe, words: Sequence[str], environ: Mapping[str, str], printed: Path) -> None:
+    """Be the program `halter`; all that it prints goes to a file."""
+    from halter.cli import main
+
+    output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.environ.update(environ)
+    os.chdir(printed.parent)
+    sys.argv = ["halter", *words]
+    main()
 
 
 def _stored(ground: Ground) -> Iterator[SearchedPlace]:
