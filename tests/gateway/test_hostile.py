@@ -13,7 +13,7 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.testing.fakes import ManualClock
-from tests.gateway.desks import ERAS, START, liar, open_desk, text_of
+from tests.gateway.desks import ERAS, START, liar, open_desk, text_of, until
 
 READ = {"readOnlyHint": True}
 
@@ -48,6 +48,63 @@ async def test_a_server_that_misbehaves_harms_its_own_call_alone(
         assert [event.outcome for event in settled] == [outcome]  # type: ignore[union-attr]
         assert text_of(await client.call_tool("liar__echo", {"still": "here"})) == '{"still": "here"}'
         assert await desk.app.store.ask(Query("holds", HoldRow)) == []
+
+
+@pytest.mark.parametrize(("hints", "outcome"), [({}, "unknown"), (READ, "timeout")])
+async def test_a_server_that_does_not_answer_in_time_is_given_up_and_its_late_answer_is_nobody_s(
+    tmp_path: Path, hints: Any, outcome: str
+) -> None:
+    tools = [described("late", hints), described("echo")]
+    policy = "gateway: {timeout: 1s}\n"
+    async with open_desk(tmp_path, policy, {"liar": liar(tools=tools)}) as desk, desk.client() as client:
+        assert (await client.call_tool("liar__late", {})).is_error
+        settled = [stored.event for stored in await desk.events() if stored.kind == "call_settled"]
+        assert [event.outcome for event in settled] == [outcome]  # type: ignore[union-attr]
+        # The liar answers the first call now, under its old id.
+        assert text_of(await client.call_tool("liar__echo", {"n": 1})) == '{"n": 1}'
+        assert await desk.app.store.ask(Query("holds", HoldRow)) == []
+
+
+@pytest.mark.parametrize("modern", [False, True])
+async def test_a_server_that_changes_a_tool_and_hides_its_list_has_none_of_its_tools_called(
+    tmp_path: Path, *, modern: bool
+) -> None:
+    tools = [described("echo"), described("change")]
+    always = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"} if modern else {}
+    servers = {"liar": liar(tools=tools, modern=modern, always=always)}
+    async with open_desk(tmp_path, servers=servers) as desk, desk.client() as client:
+        assert text_of(await client.call_tool("liar__echo", {"n": 1})) == '{"n": 1}'
+        await client.call_tool("liar__change", {"secretive": True})
+        refused = await client.call_tool("liar__echo", {"n": 2})
+        assert refused.is_error
+        assert '{"n": 2}' not in text_of(refused)
+        made = [stored for stored in await desk.events() if stored.kind == "call_settled"]
+        assert [stored.event.outcome for stored in made[:2]] == ["ok", "ok"]  # type: ignore[union-attr]
+
+
+async def test_a_list_without_end_is_cut_and_what_a_server_wrote_is_cut_in_the_journal_alone(tmp_path: Path) -> None:
+    tools = [described("big"), described("echo")]
+    servers = {"liar": liar(tools=tools), "endless": liar(tools=[described("once")], endless=True, page=1)}
+    async with open_desk(tmp_path, servers=servers) as desk, desk.client() as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert "liar__echo" in names
+        assert len(names) < 600
+        said = text_of(await client.call_tool("liar__big", {"words": 100_000}))
+        assert len(said) == 500_000
+
+
+async def test_a_process_that_a_server_left_ends_with_the_session(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, servers={"liar": liar(tools=[described("family")])}) as desk:
+        async with desk.client() as client:
+            pids = [int(word) for word in text_of(await client.call_tool("liar__family", {})).split()]
+        await desk.gateway.close()
+        assert len(pids) == 2
+        await until(lambda: not any(map(_lives, pids)))
+
+
+def _lives(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 async def test_a_server_that_lists_nonsense_is_used_for_the_rest(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ class ClientCall:
         self.server = server
         self.about = about
         self.result: Any = None
+        self.waits_for = ""
+        self.is_task = False
+        """Whether the client asks how the call stands, instead of waiting for it."""
         self.task: asyncio.Task[Any] | None = None
         self._news = asyncio.Event()
         self._asked: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
@@ -137,12 +140,40 @@ class ClientCall:
         except (MCPError, ValueError):
             return CANCELLED
 
-    async def next_round(self, park: Callable[["ClientCall"], str]) -> Any:
-        """What to answer now: the outcome, or what the client has to say first."""
+    def outcome(self) -> Any:
+        """The outcome of a call that is over."""
+        if self.task is None:
+            raise AssertionError("A call is answered that was never made.")
+        return self.task.result()
+
+    def wait_for(self, decision: str) -> None:
+        """Note that a person has to decide about the call first."""
+        self.waits_for = decision
+        self._news.set()
+
+    def list_asked(self) -> dict[str, Any]:
+        """What the client has to say first, for one that asks how the call stands."""
+        return {
+            key: ElicitRequest(params=params).model_dump(by_alias=True, mode="json", exclude_none=True)
+            for key, (params, answered) in self._asked.items()
+            if not answered.done()
+        }
+
+    def answer_asked(self, context: Context, responses: Mapping[str, Any]) -> None:
+        self._sent.update(key for key in responses if key in self._asked)
+        self.go_on(context, responses)
+
+    async def next_round(
+        self, park: Callable[["ClientCall"], str], begin_task: Callable[["ClientCall"], dict[str, Any]] | None
+    ) -> Any:
+        """What to answer now: the outcome, what the client has to say first, or a task if the client knows tasks."""
         task = self.task
         if task is None:
             raise AssertionError("A call is answered that was never made.")
         while not task.done():
+            if self.waits_for and begin_task is not None:
+                self.is_task = True
+                return begin_task(self)
             if unsent := [key for key in self._asked if key not in self._sent]:
                 self._sent.update(unsent)
                 requests = {key: ElicitRequest(params=self._asked[key][0]) for key in unsent}

@@ -48,6 +48,7 @@ from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import keep_leases
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
+from halter.gateway.tasks import TASKS_EXTENSION, TaskRequestParams, UpdateTaskRequestParams, knows_tasks
 from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
@@ -176,6 +177,13 @@ class Gateway:
             on_subscriptions_listen=cast("Any", self._listen),
         )
         made.add_request_handler("logging/setLevel", SetLevelRequestParams, cast("Any", self._set_log_level))
+        for method, params, handler in (
+            ("tasks/get", TaskRequestParams, self._get_task),
+            ("tasks/update", UpdateTaskRequestParams, self._update_task),
+            ("tasks/cancel", TaskRequestParams, self._cancel_task),
+        ):
+            made.add_request_handler(method, params, cast("Any", handler))
+        made.extensions[TASKS_EXTENSION] = {}
         made.middleware.append(cast("Any", self._restore_schemas))
         return made
 
@@ -331,9 +339,19 @@ class Gateway:
         tool = session.upstreams.tools.get(params.name)
         server = "" if tool is None else tool.spec.server
         call = await self._made(session, context, params, params.name, arguments, server)
-        if isinstance(call, InputRequiredResult):
-            return call
-        return self._render_call(session, call)
+        return self._render_call(session, call) if isinstance(call, tuple) else call
+
+    async def _get_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
+        session = await self.take(context)
+        return session.tasks.get(params.task_id, lambda call: self._render_call(session, (call, call.outcome())))
+
+    async def _update_task(self, context: Context, params: UpdateTaskRequestParams) -> dict[str, Any]:
+        (await self.take(context)).tasks.update(params.task_id, context, params.input_responses)
+        return {}
+
+    async def _cancel_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
+        await (await self.take(context)).tasks.cancel(params.task_id)
+        return {}
 
     async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> Any:
         session, uri = await self.take(context), str(params.uri)
@@ -354,7 +372,7 @@ class Gateway:
         """Read something that is no tool, through the same door; what is refused is an error of the protocol."""
         tool = f"{server}{SERVER_SEPARATOR}{kind.suffix}"
         call = await self._made(session, context, params, tool, canonical_json(given), server)
-        if isinstance(call, InputRequiredResult):
+        if not isinstance(call, tuple):
             return call
         made, outcome = call
         if isinstance(outcome, PendingCall):
@@ -365,8 +383,11 @@ class Gateway:
 
     async def _made(
         self, session: GatedSession, context: Context, params: Any, tool: str, arguments: bytes, server: str
-    ) -> tuple[ClientCall, Answer | PendingCall] | InputRequiredResult:
-        """Begin a call or go on with one, and return when it has an outcome or needs something from the client."""
+    ) -> tuple[ClientCall, Answer | PendingCall] | InputRequiredResult | dict[str, Any]:
+        """Begin a call or go on with one, and return when it has an outcome or needs something from the client.
+
+        Only a tool's call can become a task.
+        """
         about = (tool, arguments)
         if params.request_state is not None:
             call = await session.parked.take(params.request_state, about)
@@ -375,12 +396,13 @@ class Gateway:
             call = ClientCall(context, server, about, session.upstreams.log_level)
             session.begin(call, tool, arguments)
         try:
-            outcome = await _reported(call.next_round(session.parked.park))
+            begin_task = session.tasks.add if context.method == "tools/call" and knows_tasks(context) else None
+            outcome = await _reported(call.next_round(session.parked.park, begin_task))
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 await call.cancel()
             raise
-        return outcome if isinstance(outcome, InputRequiredResult) else (call, outcome)
+        return (call, outcome) if isinstance(outcome, Answer | PendingCall) else outcome
 
     def _render_call(self, session: GatedSession, made: tuple[ClientCall, Answer | PendingCall]) -> dict[str, Any]:
         call, outcome = made

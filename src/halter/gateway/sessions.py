@@ -26,6 +26,7 @@ from halter.core.tools import Tool, Valid
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
+from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.brake import choose_provenance_mode
@@ -85,6 +86,7 @@ class GatedSession:
         self.lease = lease
         self.upstreams = upstreams
         self.parked = ParkedCalls()
+        self.tasks = SessionTasks(terms.app.clock.now)
         self.used_at = terms.app.clock.now()
         self.state = Session()
         self.ended = ""
@@ -163,6 +165,7 @@ class GatedSession:
         guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
         told_at = self._clock.now() + TOLD_EVERY
         self._waited_for.add(decision)
+        client.wait_for(decision)
         asking = asyncio.create_task(self._ask_client(client, decision), name="gated question")
         try:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
@@ -172,13 +175,14 @@ class GatedSession:
                         return None
                     if await guard.halted(self.upstreams.standing(self.id)) is not None:
                         return None
-                    if now >= deadline:
+                    if now >= deadline and not client.is_task:
                         return row
                     if now >= told_at:
                         told_at = now + TOLD_EVERY
                         await client.report_waiting(f"Waiting for a person to decide {decision}.")
-                    await self._rest(news, min(POLL_INTERVAL, deadline - now, told_at - now))
+                    await self._rest(news, min(POLL_INTERVAL, max(deadline - now, SHORT_REST), told_at - now))
         finally:
+            client.waits_for = ""
             self._waited_for.discard(decision)
             asking.cancel()
             with suppress(asyncio.CancelledError):

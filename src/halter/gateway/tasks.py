@@ -1,0 +1,101 @@
+"""Calls that wait for a person, as tasks: a client that knows the protocol's tasks extension asks how they stand.
+
+Such a client is answered at once with a task where others are held. The task goes on until the question is answered or
+has expired; it is the same call, with the same hold, and only this client's session knows it.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, InputResponses, RequestParams
+from pydantic import Field
+
+from halter.core.clock import SECOND
+from halter.gateway.calls import ClientCall, Context, speaks_modern
+
+TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
+MOST_TASKS: Final = 100
+POLL_INTERVAL_MS: Final = 2000
+UNKNOWN_TASK: Final = "Halter: this session has no such task."
+
+Render = Callable[[ClientCall], dict[str, Any]]
+
+
+class TaskRequestParams(RequestParams):
+    task_id: str = Field(alias="taskId")
+
+
+class UpdateTaskRequestParams(TaskRequestParams):
+    input_responses: InputResponses = Field(alias="inputResponses")
+
+
+def knows_tasks(context: Context) -> bool:
+    declared = context.session.client_capabilities
+    extensions = declared.extensions if declared is not None else None
+    return speaks_modern(context) and TASKS_EXTENSION in (extensions or {})
+
+
+class SessionTasks:
+    """The tasks of one client's session, by ids that cannot be guessed."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._tasks: dict[str, tuple[ClientCall, int]] = {}
+
+    def add(self, call: ClientCall) -> dict[str, Any]:
+        """Make a task of a call, and describe it for its client."""
+        for key, (each, _) in [*self._tasks.items()]:
+            if len(self._tasks) >= MOST_TASKS and each.task is not None and each.task.done():
+                del self._tasks[key]
+        if len(self._tasks) >= MOST_TASKS:
+            raise MCPError(INTERNAL_ERROR, f"Halter: {MOST_TASKS} calls wait for a person already.")
+        key = secrets.token_urlsafe(32)
+        self._tasks[key] = (call, self._now())
+        return {**self._describe(key, "working", call), "resultType": "task"}
+
+    def get(self, key: str, render: Render) -> dict[str, Any]:
+        call, _ = self._find(key)
+        task = call.task
+        if task is None or not task.done():
+            if asked := call.list_asked():
+                return {**self._describe(key, "input_required", call), "inputRequests": asked}
+            return self._describe(key, "working", call)
+        if task.cancelled():
+            return self._describe(key, "cancelled", call)
+        if error := task.exception():
+            failed = {"code": INTERNAL_ERROR, "message": f"Halter: {error}"}
+            return {**self._describe(key, "failed", call), "error": failed}
+        return {**self._describe(key, "completed", call), "result": render(call)}
+
+    def update(self, key: str, context: Context, responses: Mapping[str, Any]) -> None:
+        call, _ = self._find(key)
+        call.answer_asked(context, responses)
+
+    async def cancel(self, key: str) -> None:
+        call, _ = self._find(key)
+        await call.cancel()
+
+    def _find(self, key: str) -> tuple[ClientCall, int]:
+        if key not in self._tasks:
+            raise MCPError(INVALID_PARAMS, UNKNOWN_TASK)
+        return self._tasks[key]
+
+    def _describe(self, key: str, status: str, call: ClientCall) -> dict[str, Any]:
+        message = f"Waiting for a person to decide {call.waits_for}." if status == "working" and call.waits_for else ""
+        return {
+            "taskId": key,
+            "status": status,
+            **({"statusMessage": message} if message else {}),
+            "createdAt": _format(self._tasks[key][1]),
+            "lastUpdatedAt": _format(self._now()),
+            "ttlMs": None,
+            "pollIntervalMs": POLL_INTERVAL_MS,
+            "resultType": "complete",
+        }
+
+
+def _format(moment: int) -> str:
+    return datetime.fromtimestamp(moment / SECOND, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
