@@ -1,4 +1,4 @@
-"""Of another program with Halter's hooks, no tool runs that Halter did not admit, whatever happens to hook and server.
+"""Of another program with Halter's hooks, no tool runs that Halter did not admit, also if hook and server fail.
 
 The commands that an installation writes are run as programs run them, and their answers are read as the most careless
 of these programs reads them: only the exit code 2 with a sentence blocks. Hooks are killed; servers are gone, hang,
@@ -308,7 +308,7 @@ def _compare(cases: list[HookCase], ran: Mapping[str, HookCase], found: StoreCon
 
 DRILL: Final = Drill(
     "hook",
-    "No tool of a program with hooks runs that was not admitted, whatever happens to the hook and its server.",
+    "No tool of a program with hooks runs that was not admitted, also if the hook or its server fails.",
     run,
     stores=("sqlite",),
 )

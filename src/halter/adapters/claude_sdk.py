@@ -194,7 +194,7 @@ class _ClaudeRun:
         self._judged.add(event["tool_use_id"])
         try:
             return await self._judge(event)
-        except Exception as error:  # noqa: BLE001 Whatever went wrong, the call is not made.
+        except Exception as error:  # noqa: BLE001 If anything goes wrong, the call is not made.
             self._fail(error)
             return _deny(f"The guard could not decide: {error}", stops=True)
 

@@ -257,7 +257,7 @@ def describe_outcome(row: DecisionRow | None, decision: str, now: int) -> str:
         case "deny":
             return f"Denied by {row.by}: {what}."
         case "withdrawn":
-            return f"Withdrawn, nobody has to answer: {what}."
+            return f"Withdrawn, no answer is needed: {what}."
         case _ if row.expires_at <= now:
             return f"Expired without an answer, which counts as a no: {what}."
         case _:

@@ -1,4 +1,4 @@
-"""Serves the channels that the fleet's file names, beside whatever else a process does."""
+"""Serves the channels that the fleet's file names, beside all else that a process does."""
 
 import ssl
 from collections.abc import Callable, Sequence

@@ -198,7 +198,7 @@ class SlackTransport:
             await socket.close()
 
     async def _write(self, method: str, where: Mapping[str, str], blocks: Sequence[Mapping[str, Any]]) -> _Answer:
-        """Write plain text: nothing in it is markup, names nobody, and no link in it is fetched."""
+        """Write plain text: nothing in it is markup or a mention, and no link in it is fetched."""
         more = {"text": "Halter", "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
         return await self._call(method, {**where, **more}, self._reveal_token())
 

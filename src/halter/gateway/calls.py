@@ -112,7 +112,7 @@ class ClientCall:
         return await self.elicit(_name_asker(self.server, params))
 
     async def elicit(self, params: ElicitRequestParams) -> ElicitResult:
-        """Put a question to whoever sits at the client; one that cannot show it has nobody there."""
+        """Put a question to the person at the client; one that cannot show it has none."""
         if not self.can_show(params.mode) or len(self._sent) >= MOST_ASKED:
             return CANCELLED
         if not speaks_modern(self.context):

@@ -311,7 +311,7 @@ class GatedSession:
 
 
 def _take_error(task: "asyncio.Task[Any]") -> None:
-    """A call whose client has left has nobody to raise to."""
+    """A call whose client has left has no one to raise to."""
     if not task.cancelled():
         task.exception()
 

@@ -60,7 +60,7 @@ class ResourceNews(msgspec.Struct, frozen=True):
 
 
 class LogNews(msgspec.Struct, frozen=True):
-    """A line of a server's log; `data` is what the server wrote, of whatever kind."""
+    """A line of a server's log; `data` is what the server wrote, of any kind."""
 
     server: str
     level: LoggingLevel

@@ -1,7 +1,7 @@
 """The injection brake of a session whose prompts are elsewhere: a program's own loop, or an agent behind a gateway.
 
 Of such a session the journal has the task, the calls and their results, and the brake judges by these. What else a
-model was shown is unknown: a value from there is one that nobody trusted has said.
+model was shown is unknown: a value from there is one that no trusted place has said.
 """
 
 import asyncio

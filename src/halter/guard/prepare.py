@@ -57,7 +57,7 @@ class Call(msgspec.Struct, frozen=True):
     the caller continues the session at once, so the outcome may be written with what follows. `situation` tells what
     the agent was asked and what it is doing; only a prediction reads it. `decision` names the question about an
     earlier call with the same arguments, whose answer counts for this one. A call of a model has the `brake` of its
-    session. One that a person was asked about is `questioned`: their answer counts, whatever has changed since.
+    session. One that a person was asked about is `questioned`: their answer counts, no matter what has changed since.
     `stage` says whether the end of the turn may be waited for before a person is asked, or has come.
     """
 

@@ -35,7 +35,7 @@ _SOURCE: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Where something came from: whoever wrote a letter is not therewith someone to write to."""
+"""Where something came from: the writer of a letter is not therewith someone to write to."""
 
 _RETURNING: Final = re.compile(r"(?<!\w)(?:repl(?:y|ies)|respond|refund|reimburse|back|return)(?!\w)", re.IGNORECASE)
 _QUESTION: Final = re.compile(

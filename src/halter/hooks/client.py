@@ -1,7 +1,7 @@
 """The program that a hook runs: it takes one event to Halter's server, and prints what the server answers.
 
 It starts for every tool call of another program, so it imports next to nothing: not even `socket`, whose enumerations
-take longer to import than a decision takes to make. It fails closed: whatever goes wrong, it exits with 2 and says a
+take longer to import than a decision takes to make. It fails closed: if anything goes wrong, it exits with 2 and says a
 sentence on stderr, which every known program takes for a block.
 
 Both sides prove that they know one key: the request and the answer are signed with it and with a nonce of the request.

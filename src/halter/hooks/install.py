@@ -1,6 +1,6 @@
 """Writes the hooks into the settings of a program, takes them out again, and says how they stand.
 
-Other hooks and settings are left alone. A file that nobody changed in between is put back byte for byte; from one that
+Other hooks and settings are left alone. A file that was not changed in between is put back byte for byte; from one that
 was changed, only Halter's own hooks are removed.
 """
 
@@ -166,7 +166,7 @@ def read_version(program: str, binary: str) -> str:
 
 
 def make_command(entry: HookedProgram, folder: HookFolder) -> str:
-    """The shell command of a hook. Whatever ends it otherwise than with 0, the shell makes 2 of it, which blocks.
+    """The shell command of a hook. If it ends with anything but 0, the shell makes 2 of it, which blocks.
 
     It says a sentence each time: one program runs the tool where stderr is empty.
     """

@@ -100,5 +100,5 @@ async def remove_approver(desk: Desk, channel: str, name: str, reason: str = "")
         return [removed] if any(each.name == name for each in known) else []
 
     if channel not in CHANNELS or not await log.append(f"removed/{desk.app.ids.new()}", decide):
-        raise NotDone(f"Nobody called {name} answers over {channel}: look at `halter channels`.", "missing")
+        raise NotDone(f"No one called {name} answers over {channel}: look at `halter channels`.", "missing")
     return Done(name, f"{name} answers over {channel} no longer.")

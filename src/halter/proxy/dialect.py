@@ -98,7 +98,7 @@ _ABSENT: Final = msgspec.Raw()
 
 
 class RequestHead(msgspec.Struct):
-    """What is read of a body, whatever its dialect; all else is passed on unread."""
+    """What is read of a body of any dialect; all else is passed on unread."""
 
     model: str = ""
     stream: bool | None = None

@@ -113,7 +113,7 @@ class RunEvents:
 
 
 async def stream_queue(queue: "asyncio.Queue[T | None]", run: Callable[[], Awaitable[R]]) -> AsyncGenerator[T | R]:
-    """Run, and yield what it puts into a queue; then what it returned. Whoever stops listening stops the run."""
+    """Run, and yield what it puts into a queue; then what it returned. A listener that stops stops the run."""
 
     async def until_done() -> R:
         try:

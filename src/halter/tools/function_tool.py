@@ -480,7 +480,7 @@ def spec_from_hints(
 
 
 def _declare_from_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> Declaration:
-    """What a server's hints say of reach. What it returns is written by anyone, whatever it claims."""
+    """What a server's hints say of reach. What it returns is written by anyone, no matter what it claims."""
     base = guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
     if spec.effect == "read":
         return base

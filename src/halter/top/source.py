@@ -18,7 +18,7 @@ SERVER_ERROR: Final = 500
 
 class OperationSource(Protocol):
     async def call(self, name: str, **given: Any) -> Any:
-        """Run an operation by its name. Raises NotDone where it is refused, StoreUnavailable where nobody answers."""
+        """Run an operation by its name. Raises NotDone where it is refused, StoreUnavailable without an answer."""
         ...
 
 
