@@ -1,11 +1,14 @@
 """What the guard adds to agents of other frameworks: the same agent, bare and under the guard, in one interleaved run.
 
 A model that is a function calls a tool that adds two numbers, twenty times, and then answers. The guard writes to
-SQLite, so each request and each call is durable before it is made.
+SQLite, so each request and each call is durable before it is made. Frameworks that cannot be installed beside Halter's
+own requirements run in the environments of `make frameworks`, if they are there (`bench/adapters_apart.py`).
 """
 
 import asyncio
 import gc
+import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -17,8 +20,10 @@ from typing import Any
 from bench.measure import Contender, Measured, Sample, compare
 from halter import Guard
 
+ENVIRONMENTS = Path(__file__).parents[1] / ".frameworks"
 STEPS = 20
 RUNS = 5
+APART = {"Google ADK": "google_adk", "Claude Agent SDK": "claude_sdk", "CrewAI": "crewai"}
 PRICES = {"models": {"function:bench": {"price": {"input": 1, "output": 1}}}}
 SAFE: Any = {"add": {"level": "SAFE", "effect": "read"}}
 
@@ -33,16 +38,28 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
         "OpenAI Agents": _make_openai_agents,
         "agent-framework": _make_agent_framework,
     }
+    measures: dict[str, Callable[[str], Sample]] = {name: partial(measure, make) for name, make in makers.items()}
+    for name, folder in APART.items():
+        if (python := ENVIRONMENTS / folder / "bin" / "python").exists():
+            measures[name] = partial(_measure_apart, python, name)
+        else:
+            say(f"{name} is left out: run `make frameworks` first")
     contenders = [
-        Contender(f"{name}, {kind}", name, "step", partial(_measure, make, guarded=kind == "guarded"))
-        for name, make in makers.items()
+        Contender(f"{name}, {kind}", name, "step", partial(taken, kind))
+        for name, taken in measures.items()
         for kind in ("bare", "guarded")
     ]
     return compare(contenders, rounds, say), {"steps": STEPS, "runs": RUNS}
 
 
-def _measure(make: Make, *, guarded: bool) -> Sample:
-    return asyncio.run(_measure_runs(make, guarded=guarded))
+def _measure_apart(python: Path, name: str, kind: str) -> Sample:
+    words = [python, "-m", "bench.adapters_apart", APART[name], kind]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ENVIRONMENTS.parent)
+    return Sample(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(make: Make, kind: str) -> Sample:
+    return asyncio.run(_measure_runs(make, guarded=kind == "guarded"))
 
 
 async def _measure_runs(make: Make, *, guarded: bool) -> Sample:

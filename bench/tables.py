@@ -184,8 +184,8 @@ def _start(result: dict[str, Any]) -> list[str]:
 
 ADAPTERS = """The same agent bare and under the guard, with a model that is a function: {steps} times a request and a
 call of a tool that adds two numbers, and an answer. The guard writes to SQLite, where each request and each call is
-durable before it is made and when it is settled; the frameworks keep nothing. Half of what is added renders the
-conversation anew for each request, to hold what it may cost and to keep it: longer ones cost more.
+durable before it is made and when it is settled, in four commits a step; the frameworks keep nothing. The Claude Agent
+SDK's step is that of the Python process alone: Claude Code is another, and makes the model requests itself.
 """
 
 

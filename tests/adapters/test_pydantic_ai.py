@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import WebSearch
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
@@ -189,3 +190,26 @@ async def test_a_tool_that_the_provider_runs_is_named_and_no_model_is_asked(worl
     with pytest.raises(ConfigError, match="web_search"):
         await guard(made, guard=world.guard()).run("Look it up.")
     assert world.asked == 0
+
+
+class Order(BaseModel):
+    number: int
+
+
+@pytest.mark.parametrize("result", [Order(number=4711), {(1, 2): 4711}, {1: 4711}, b"4711", 4711.5])
+async def test_whatever_a_tool_returns_is_held_for_and_kept(desk: Desk, result: Any) -> None:
+    answers = iter([[ToolCallPart("look", {})], [TextPart("Done.")]])
+    usage = RequestUsage(input_tokens=100, output_tokens=10)
+
+    def answer(*_: Any) -> ModelResponse:
+        return ModelResponse(next(answers), usage=usage)
+
+    agent = Agent(FunctionModel(answer, model_name="desk"))
+
+    @agent.tool_plain
+    def look() -> Any:  # pyright: ignore[reportUnusedFunction]  The agent calls it.
+        """Look."""
+        return result
+
+    assert (await guard(agent, guard=desk.guard()).run("Look.")).output == "Done."
+    await desk.expect_receipt("COMPLETED", ["look"], requests=2)

@@ -32,6 +32,7 @@ from agent_framework import (
     FunctionInvocationLayer,
     FunctionMiddleware,
     FunctionTool,
+    Message,
     MiddlewareFailure,
     MiddlewareTermination,
     ResponseStream,
@@ -154,7 +155,7 @@ class _GuardedCalls(FunctionMiddleware):
         self, context: FunctionInvocationContext, call: str, call_next: Callable[[], Awaitable[None]]
     ) -> Any:
         tool, given = context.function, _arguments_of(context)
-        spec = self._runs.spec(tool.name, tool.description, msgspec.json.encode(tool.parameters(), enc_hook=str))
+        spec = self._runs.spec(tool.name, tool.description, tool.parameters)
 
         async def act(admitted: Mapping[str, Any]) -> Any:
             if admitted != given:
@@ -230,14 +231,20 @@ class _GuardedRequests(ChatMiddleware):
             [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
             for tool in _as_list(options.get("tools"))
         ]
-        messages = [message.to_dict() for message in context.messages]
-        sent = msgspec.json.encode([options.get("instructions"), messages, tools], enc_hook=str).decode()
+        sent = msgspec.json.encode([options.get("instructions"), context.messages, tools], enc_hook=_to_plain).decode()
         await self._session.ask(
             _name_model(context, options),
             sent,
             ask,
             max_output_tokens=options.get("max_tokens") or self._max_output_tokens,
         )
+
+
+def _to_plain(value: Any) -> Any:
+    """A message or a part of one as its own attributes: the framework's `to_dict` takes ten times as long."""
+    if not isinstance(value, Message | Content):
+        return str(value)
+    return {name: each for name, each in vars(value).items() if each is not None and name != "raw_representation"}
 
 
 @contextmanager

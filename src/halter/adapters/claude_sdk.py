@@ -243,7 +243,7 @@ class _ClaudeRun:
     def _spec(self, name: str) -> Any:
         known = HookedTool(name, "", ProtectedPaths(), None).spec
         otherwise: ExternalToolOptions = {"level": known.level, "effect": known.effect, "egress": known.egress}
-        spec = self._runs.spec(name, "A tool of Claude Code.", known.schema, otherwise)
+        spec = self._runs.spec(name, "A tool of Claude Code.", lambda: msgspec.Raw(known.schema), otherwise)
         return msgspec.structs.replace(spec, timeout=LONGEST_CALL)
 
     def _fail(self, error: Exception) -> None:

@@ -369,8 +369,7 @@ def _call_guarded(tool: Any, make: Callable[..., Any], args: Any, given: dict[st
     run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
     if args:
         given = dict(zip(tool.args_schema.model_fields, args, strict=False)) | given
-    schema = msgspec.json.encode(tool.args_schema.model_json_schema(), enc_hook=str)
-    spec = run.runs.spec(tool.name, tool.description, schema)
+    spec = run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
         return run.call(spec, given, effect.act)

@@ -195,7 +195,7 @@ async def _call_guarded(tool: Any, make: Any, args: dict[str, Any], context: Too
     if _is_rejected(context):
         return {"error": "This tool call is rejected."}
     try:
-        spec = run.terms.runs.spec(tool.name, tool.description, _schema_of(tool))
+        spec = run.terms.runs.spec(tool.name, tool.description, lambda: _schema_of(tool))
         return await run.session.act(spec, args, act, name=_name_call(context))
     except DecisionPending as pending:
         return _ask_for_confirmation(run, context, pending)
@@ -359,9 +359,9 @@ def _name_model(name: str) -> str:
     return f"anthropic:{name}" if name.startswith("claude") else f"google:{name}"
 
 
-def _schema_of(tool: Any) -> bytes:
+def _schema_of(tool: Any) -> Any:
     declaration = tool._get_declaration()  # noqa: SLF001 ADK has no public name for it.
-    return b"{}" if declaration is None else declaration.model_dump_json(exclude_none=True).encode()
+    return {} if declaration is None else declaration.model_dump(mode="json", exclude_none=True)
 
 
 def _is_rejected(context: ToolContext) -> bool:

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypedDict, TypeVar, cast
 
+import msgspec
+
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
@@ -156,16 +158,19 @@ class GuardedRuns:
                 await stack.aclose()
 
     def spec(
-        self, name: str, description: str, schema: bytes, otherwise: ExternalToolOptions | None = None
+        self, name: str, description: str, schema: Callable[[], Any], otherwise: ExternalToolOptions | None = None
     ) -> ToolSpec:
-        """What the guard knows of a tool: unless said otherwise, CONTROLLED and changing something."""
+        """What the guard knows of a tool: unless said otherwise, CONTROLLED and changing something.
+
+        `schema` is asked for at the tool's first call only.
+        """
         known = self._specs.get(name)
         if known is None:
             terms: ExternalToolOptions = {**(otherwise or {}), **self._terms.get(name, {})}
             known = self._specs[name] = ToolSpec(
                 name=name,
                 description=description,
-                schema=schema,
+                schema=msgspec.json.encode(schema(), enc_hook=str),
                 level=terms.get("level", "CONTROLLED"),
                 effect=terms.get("effect", "write"),
                 idempotent=terms.get("idempotent", False),

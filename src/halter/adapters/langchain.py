@@ -116,6 +116,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
         self._sessions: dict[str, GuardedSession] = {}
+        self._described: dict[str, tuple[BaseTool, list[Any]]] = {}
 
     @contextmanager
     def serving(self, session: GuardedSession) -> Generator[None]:
@@ -136,11 +137,24 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
             said = [message for message in answer.result if isinstance(message, AIMessage)]
             return ModelResult(answer, "".join(str(each.text) for each in said), _read_usage(said))
 
-        return await session.ask(_name_model(request.model), _render_request(request), ask, max_output_tokens=most)
+        return await session.ask(_name_model(request.model), self._render(request), ask, max_output_tokens=most)
+
+    def _render(self, request: ModelRequest[Any]) -> str:
+        """All that is sent, as text."""
+        messages: list[BaseMessage] = [*([request.system_message] if request.system_message else []), *request.messages]
+        tools = [tool if isinstance(tool, dict) else self._describe(tool) for tool in request.tools]
+        return msgspec.json.encode([messages_to_dict(messages), tools], enc_hook=str).decode()
+
+    def _describe(self, tool: BaseTool) -> list[Any]:
+        """What the model is told of a tool. Its schema is made once: that takes longer than all else here."""
+        known = self._described.get(tool.name)
+        if known is None or known[0] is not tool:
+            known = self._described[tool.name] = (tool, [tool.name, tool.description, tool.get_input_jsonschema()])
+        return known[1]
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
         session, call, tool = self._find_session(), request.tool_call, request.tool
-        schema = msgspec.json.encode(tool.get_input_jsonschema() if tool else {}, enc_hook=str)
+        schema = tool.get_input_jsonschema if tool else dict
         spec = self._runs.spec(call["name"], tool.description if tool else "", schema)
 
         async def act(admitted: Mapping[str, Any]) -> Any:
@@ -193,16 +207,6 @@ def _name_model(model: BaseChatModel) -> str:
     # LangChain tells a model's name nowhere else.
     known = as_mapping(getattr(model, "_get_ls_params", dict)())
     return f"{known.get('ls_provider') or type(model).__name__}:{known.get('ls_model_name') or 'unnamed'}"
-
-
-def _render_request(request: ModelRequest[Any]) -> str:
-    """All that is sent, as text."""
-    messages: list[BaseMessage] = [*([request.system_message] if request.system_message else []), *request.messages]
-    tools = [
-        tool if isinstance(tool, dict) else [tool.name, tool.description, tool.get_input_jsonschema()]
-        for tool in request.tools
-    ]
-    return msgspec.json.encode([messages_to_dict(messages), tools], enc_hook=str).decode()
 
 
 def _read_usage(said: Sequence[AIMessage]) -> Usage | None:

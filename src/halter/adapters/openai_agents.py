@@ -204,7 +204,7 @@ class _AdmittedCall:
 
 def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
     """The same tool, which is admitted before it begins, and settled when it has ended."""
-    spec = runs.spec(tool.name, tool.description, msgspec.json.encode(tool.params_json_schema, enc_hook=str))
+    spec = runs.spec(tool.name, tool.description, lambda: tool.params_json_schema)
 
     async def needs_approval(_: Any, arguments: dict[str, Any], call: str) -> bool:
         """Let the guard admit the call; say whether a person has to decide first."""
