@@ -36,10 +36,16 @@ NOT_RUN = {
         "needs a PostgreSQL server; tests/docs/test_deploy_page.py has one",
         "needs root",
     ],
-    "docs/how-to/claude-sdk.md": ["it starts Claude Code; tests/adapters/test_claude_sdk.py runs the same with a made-up provider"],
+    "docs/how-to/claude-sdk.md": [
+        "it starts Claude Code; tests/adapters/test_claude_sdk.py runs the same with a made-up provider"
+    ],
     "docs/how-to/crewai.md": ["it asks a real model; tests/adapters/test_crewai.py runs the same with a made-up one"],
-    "docs/how-to/google-adk.md": ["it asks a real model; tests/adapters/test_google_adk.py runs the same with a made-up one"],
-    "docs/how-to/sdk-clients.md": ["it asks a real model; tests/adapters/test_sdk_clients.py runs the same with a made-up one"],
+    "docs/how-to/google-adk.md": [
+        "it asks a real model; tests/adapters/test_google_adk.py runs the same with a made-up one"
+    ],
+    "docs/how-to/sdk-clients.md": [
+        "it asks a real model; tests/adapters/test_sdk_clients.py runs the same with a made-up one"
+    ],
     "docs/how-to/gateway.md": ["it runs until you stop it; tests/gateway has one that serves"],
     "docs/how-to/hooks.md": ["needs Claude Code", "needs Claude Code", "needs Codex", "needs Gemini CLI and Cursor"],
     "docs/how-to/openai-clients.md": ["it runs until you stop it; tests/proxy has one that serves"],
