@@ -1,19 +1,22 @@
 """Hostile servers behind the gateway, and clients that press it: outcomes of the closed set, caps to the cent."""
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_types import ToolListChangedNotification
+from mcp_types import CreateMessageRequestParams, ToolListChangedNotification
 
 from halter.core.clock import SECOND
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
+from halter.core.tools import Failed
+from halter.guard.halts import halt
 from halter.testing.fakes import ManualClock
-from tests.gateway.desks import ERAS, START, liar, open_desk, text_of, until
+from tests.gateway.desks import ERAS, PERSON, START, helpful, liar, modern, open_desk, text_of, until
 
 READ = {"readOnlyHint": True}
 
@@ -134,6 +137,53 @@ async def test_a_server_asks_no_model(tmp_path: Path) -> None:
         desk.client(sampling_callback=answer) as client,
     ):
         assert text_of(await client.call_tool("liar__ask_back", {})) == "I asked"
+
+
+SAMPLES = """
+model: scripted
+script: script.yaml
+gateway: {sampling: true}
+limits: {max_cost_usd: 0.01}
+"""
+
+
+def sampling_servers(home: Path) -> dict[str, Any]:
+    (home / "desk").mkdir()
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    (home / "desk" / "script.yaml").write_text(json.dumps([{"text": "of the sea", "usage": usage, "repeat": True}]))
+    return {"helpful": helpful(home / "notes"), "modern": modern(home / "notes")}
+
+
+@pytest.mark.parametrize("server", ["helpful", "modern"])
+async def test_where_the_operator_says_so_a_server_asks_the_agent_s_model_through_the_guard(
+    tmp_path: Path, server: str
+) -> None:
+    async with open_desk(tmp_path, SAMPLES, sampling_servers(tmp_path)) as desk, desk.client() as client:
+        said = text_of(await client.call_tool(f"{server}__think", {"about": "what?"}))
+        assert said == "it thinks of the sea"
+        kinds = await desk.kinds()
+        assert kinds.index("call_started") < kinds.index("request_started") < kinds.index("request_settled")
+        await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.new(), "enough"))
+        assert (await client.call_tool(f"{server}__think", {"about": "again?"})).is_error
+        assert (await desk.kinds()).count("request_started") == 1
+
+
+@pytest.mark.parametrize("server", ["helpful", "modern"])
+async def test_without_the_operator_s_word_no_server_asks_a_model(tmp_path: Path, server: str) -> None:
+    policy = SAMPLES.replace("sampling: true", "sampling: false")
+    async with open_desk(tmp_path, policy, sampling_servers(tmp_path)) as desk, desk.client() as client:
+        result = await client.call_tool(f"{server}__think", {"about": "what?"})
+        assert "of the sea" not in text_of(result)
+        assert "request_started" not in await desk.kinds()
+
+
+async def test_a_server_that_is_not_called_has_no_model_asked(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, SAMPLES, sampling_servers(tmp_path)) as desk, desk.client() as client:
+        await client.list_tools()
+        (session,) = desk.gateway.sessions.values()
+        params = CreateMessageRequestParams(messages=[], max_tokens=5)
+        with pytest.raises(Failed, match="sampling is off"):
+            await session.upstreams.sample("helpful", params)
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -276,6 +276,13 @@ async def test_a_session_is_good_only_with_the_key_that_began_it(tmp_path: Path)
         assert place.desk.noted() == ["act stolen"]
 
 
+async def test_servers_may_ask_a_model_only_where_the_agent_has_one(tmp_path: Path) -> None:
+    folder = write_agent(tmp_path, {"helpful": helpful(tmp_path / "notes")}, "gateway: {sampling: true}\n")
+    async with open_app(tmp_path) as app:
+        with pytest.raises(ConfigError, match="lets servers ask its model"):
+            read_gateway_agent(app, str(folder), tmp_path / "mcp.json")
+
+
 async def test_a_list_of_servers_that_is_missing_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text('{"mcpServers": {}}')

@@ -320,10 +320,10 @@ def test_how_calls_pass_the_gateway_is_read() -> None:
     assert agent().spec.gateway == GatewaySpec(wait=50_000_000, timeout=10 * MINUTE)
     said = agent(
         "gateway:\n  wait: 2m\n  timeout: 1h\n  dashboard: https://halter.example\n"
-        "  trust_client_elicitation: true\n  prices: {mail__send: 0.02}\n"
+        "  trust_client_elicitation: true\n  sampling: true\n  prices: {mail__send: 0.02}\n"
     ).spec.gateway
     assert (said.wait, said.timeout, said.dashboard) == (2 * MINUTE, HOUR, "https://halter.example")
-    assert (said.trust_client_elicitation, said.prices) == (True, {"mail__send": 20_000})
+    assert (said.trust_client_elicitation, said.sampling, said.prices) == (True, True, {"mail__send": 20_000})
 
 
 def test_how_decisions_reach_a_phone_is_read() -> None:

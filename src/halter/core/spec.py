@@ -436,6 +436,9 @@ class GatewaySpec(Spec, frozen=True):
     trust_client_elicitation: Annotated[
         bool, Meta(description="Whether a form that the client says was accepted counts as a person's decision.")
     ] = False
+    sampling: Annotated[
+        bool, Meta(description="Whether a server may ask the agent's model while it is called (sampling).")
+    ] = False
     prices: Annotated[Mapping[str, Dollars], Meta(description="What each call of a tool costs, by its full name.")] = {}
 
 

@@ -7,7 +7,7 @@ says what is needed, after which it makes the same call again. The call itself g
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ from mcp_types import (
     INVALID_PARAMS,
     LOG_LEVEL_META_KEY,
     CallToolResult,
+    CreateMessageRequest,
     ElicitRequest,
     ElicitRequestFormParams,
     ElicitRequestParams,
@@ -57,13 +58,24 @@ def speaks_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
+async def refuse_sampling(_: str, __: Any) -> Any:
+    raise Failed("Sampling", NO_SAMPLING)
+
+
 class ClientCall:
     """A call of a client, from its first request to its outcome; `task` runs it, and `about` is what was asked."""
 
     def __init__(
-        self, context: Context, server: str, about: tuple[str, bytes], log_level: LoggingLevel | None = None
+        self,
+        context: Context,
+        server: str,
+        about: tuple[str, bytes],
+        log_level: LoggingLevel | None = None,
+        sample: Callable[[str, Any], Awaitable[Any]] = refuse_sampling,
     ) -> None:
         self.context = context
+        self._sample = sample
+        self._sampled = 0
         self._log_level = log_level
         self.server = server
         self.about = about
@@ -102,11 +114,20 @@ class ClientCall:
         """Get from the client what a server of the newer protocol asks for."""
         found: dict[str, Any] = {}
         for key, request in requests.items():
-            if not isinstance(request, ElicitRequest):
-                why = NO_SAMPLING if request.method == "sampling/createMessage" else NO_ROOTS
-                raise Failed("InputRequired", why)
-            found[key] = await self.elicit_for_server(request.params)
+            match request:
+                case ElicitRequest(params=params):
+                    found[key] = await self.elicit_for_server(params)
+                case CreateMessageRequest(params=params):
+                    found[key] = await self._sample(self.server, params)
+                case _:
+                    raise Failed("InputRequired", NO_ROOTS)
         return found
+
+    def count_asked(self) -> None:
+        """Bound what one call may have a model asked. Raises Failed."""
+        self._sampled += 1
+        if self._sampled > MOST_ASKED:
+            raise Failed("Sampling", f"a call may have a model asked {MOST_ASKED} times.")
 
     async def elicit_for_server(self, params: ElicitRequestParams) -> ElicitResult:
         return await self.elicit(_name_asker(self.server, params))

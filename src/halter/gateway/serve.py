@@ -60,6 +60,11 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
     if config is None and folder is not None:
         demand_trusted(app.settings, folder)
         demand_loadable(servers, folder, app)
+    if file.spec.gateway.sampling and not resolved.mind.model:
+        raise ConfigError(
+            f"{agent} lets servers ask its model (`gateway.sampling`) and has none: write `model: provider:model` into "
+            "its agent.yaml."
+        )
     secrets = read_environment_secrets(app.environ)
     made = AssembledAgent(**resolved.parts(), tools={}, secrets=secrets)
     return GatewayAgent(made, file, file.spec.gateway, servers)

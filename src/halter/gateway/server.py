@@ -52,7 +52,7 @@ from halter.gateway.tasks import TASKS_EXTENSION, TaskRequestParams, UpdateTaskR
 from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.agent_context import make_guard
+from halter.runtime.agent_context import make_guard, models_of
 from halter.runtime.runtime import Runtime
 from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpTerms
@@ -393,7 +393,8 @@ class Gateway:
             call = await session.parked.take(params.request_state, about)
             call.go_on(context, params.input_responses or {})
         else:
-            call = ClientCall(context, server, about, session.upstreams.log_level)
+            upstreams = session.upstreams
+            call = ClientCall(context, server, about, upstreams.log_level, upstreams.sample)
             session.begin(call, tool, arguments)
         try:
             begin_task = session.tasks.add if context.method == "tools/call" and knows_tasks(context) else None
@@ -462,8 +463,11 @@ async def open_gateway(
     """Open a gateway on a store: its leases are renewed while the block runs, and its sessions end or rest with it."""
     worker = make_worker_id("gateway", app.ids)
     guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
-    terms = GatewayTerms(app, worker, owner, guard)
-    async with keep_leases(app.patient(), app.clock, worker, pulse=app.pulse):
+    async with (
+        models_of(app, owner.agent) as models,
+        keep_leases(app.patient(), app.clock, worker, pulse=app.pulse),
+    ):
+        terms = GatewayTerms(app, worker, owner, guard, models)
         gateway = Gateway(terms, lambda mine: Upstreams(app, mine, mcp_terms, tell), identify, tell)
         tending = asyncio.create_task(gateway.tend(), name="gateway tending")
         try:

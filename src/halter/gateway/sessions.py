@@ -13,16 +13,18 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from mcp_types import CreateMessageRequestParams, CreateMessageResult, TextContent
 
 from halter.core import events as ev
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.ids import SessionId, WorkerId, inbox_stream, may_decide, session_stream
+from halter.core.messages import Message, Prompt, Text
 from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.spec import GatewaySpec
-from halter.core.text import to_body
-from halter.core.tools import Tool, Valid
+from halter.core.text import clean, to_body
+from halter.core.tools import Failed, Tool, Valid
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
@@ -33,10 +35,18 @@ from halter.guard.brake import choose_provenance_mode
 from halter.guard.call_brake import CallBrake, make_call_brake
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import StillHeld
+from halter.guard.model_door import (
+    MODEL_REQUEST_TIMEOUT,
+    AnsweredRequest,
+    FailedRequest,
+    ModelRequest,
+    RateUsedUp,
+    RefusedRequest,
+)
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.session_runtime import watch_changes
-from halter.runtime.agent_context import keep_policy
+from halter.runtime.agent_context import Models, keep_policy
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
@@ -48,6 +58,7 @@ POLL_INTERVAL: Final = 2 * SECOND
 SHORT_REST: Final = SECOND // 4
 TAKE_PATIENCE: Final = 2 * SECOND
 MOST_SEEN: Final = 1000
+MOST_SAMPLED_TOKENS: Final = 4096
 
 
 class PendingCall(msgspec.Struct, frozen=True):
@@ -68,6 +79,7 @@ class GatewayTerms(msgspec.Struct, frozen=True):
     worker: WorkerId
     owner: GatewayAgent
     guard: GuardRuntime
+    models: Models
 
     @property
     def agent(self) -> AssembledAgent:
@@ -96,6 +108,7 @@ class GatedSession:
         self._questions: dict[str, tuple[str, str]] = {}
         self._waited_for: set[str] = set()
         self._brake = _make_brake(terms.agent, upstreams.tools)
+        upstreams.ask_model = self._ask_model
 
     @property
     def id(self) -> str:
@@ -144,6 +157,28 @@ class GatedSession:
                     if row is not None:
                         return PendingCall(decision, row.expires_at)
                     attempt += 1
+
+    async def _ask_model(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
+        """Ask the agent's model what a server wants to know: a request like any other, paid from the same account."""
+        if self.ended:
+            raise Failed("Sampling", self.ended)
+        model = self.terms.models.named(self.terms.agent.mind.model)
+        request = ModelRequest(
+            id=f"{self.id}.{self.lease.generation}.s{next(self._numbers)}",
+            prompt=make_sampling_prompt(server, params),
+            timeout=min(self.terms.spec.timeout, MODEL_REQUEST_TIMEOUT),
+        )
+        outcome = await self.terms.guard.request(self.lease, self.upstreams.standing(self.id), request, model)
+        match outcome:
+            case AnsweredRequest(reply=reply):
+                said = TextContent(text=reply.text)
+                return CreateMessageResult(role="assistant", content=said, model=str(model.name), stop_reason="endTurn")
+            case RefusedRequest(sentence=sentence):
+                raise Failed("Sampling", sentence)
+            case FailedRequest(error=error):
+                raise Failed("Sampling", f"the model gave no answer: {error}")
+            case StillHeld() | RateUsedUp():
+                raise Failed("Sampling", "money or rate for the model is used by other requests: ask again later.")
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | NeedsPerson | StillHeld:
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
@@ -310,6 +345,17 @@ class GatedSession:
         await self._store.commit(lifecycle.end_session(self.lease, state, reason, asked=asked))
 
 
+def make_sampling_prompt(server: str, params: CreateMessageRequestParams) -> Prompt:
+    """What a server wants a model to be asked. Raises Failed for what is not text."""
+    messages: list[Message] = []
+    for each in params.messages:
+        if params.tools or not isinstance(each.content, TextContent):
+            raise Failed("Sampling", "only texts without tools pass here.")
+        messages.append(Message(each.role, (Text(clean(each.content.text), "tool", trusted=False, source=server),)))
+    most = max(1, min(params.max_tokens, MOST_SAMPLED_TOKENS))
+    return Prompt(system=clean(params.system_prompt or ""), messages=tuple(messages), max_output_tokens=most)
+
+
 def _take_error(task: "asyncio.Task[Any]") -> None:
     """A call whose client has left has no one to raise to."""
     if not task.cancelled():
@@ -443,7 +489,7 @@ async def _settle_left(terms: GatewayTerms, lease: Lease, left: _LeftSession) ->
 async def _clear_flight(terms: GatewayTerms, lease: Lease, flight: InFlight) -> bool:
     """Settle a call in doubt: a read has changed nothing, and about a write a person is asked."""
     guard = terms.guard
-    if flight.effect == "read":
+    if flight.effect == "read" or not flight.is_call:
         await guard.ledger.settle_in_doubt(lease, [flight])
         return True
     answer = await guard.recover(lease, terms.agent.standing(lease.session), flight, b"", {})

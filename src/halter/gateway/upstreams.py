@@ -6,7 +6,7 @@ is looked at before the next call: a tool that is not what a person agreed to is
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
@@ -15,6 +15,8 @@ from mcp_types import (
     CompleteRequest,
     CompleteRequestParams,
     CompleteResult,
+    CreateMessageRequestParams,
+    CreateMessageResult,
     ElicitRequestParams,
     ElicitResult,
     EmptyResult,
@@ -49,6 +51,7 @@ from halter.guard.prepare import SessionContext
 from halter.runtime.assemble import AssembledAgent, settle_pins
 from halter.runtime.runtime import Runtime
 from halter.tools.mcp import McpServer, McpTerms, McpTool
+from halter.tools.mcp_session import NO_SAMPLING
 
 ListKind = Literal["tools", "prompts", "resources"]
 
@@ -76,6 +79,7 @@ _NEWS: Final[Mapping[type[Any], ListKind]] = {
     ResourceListChangedNotification: "resources",
 }
 T = TypeVar("T")
+AskModel = Callable[[str, CreateMessageRequestParams], Awaitable[CreateMessageResult]]
 
 
 class GatewayAgent(msgspec.Struct, frozen=True):
@@ -113,6 +117,7 @@ class Upstreams:
         self.calls: dict[str, ClientCall] = {}
         """The calls under way, by their ids at the guard; the newest last."""
         self.heard: Callable[[News], None] = _hear_nothing
+        self.ask_model: AskModel | None = None
         self._app = app
         self._owner = owner
         self._tell = tell
@@ -207,6 +212,18 @@ class Upstreams:
         """Put what a server asks to the client, by the newest call that is under way there."""
         calls = [each for each in self.calls.values() if each.server == server]
         return await calls[-1].elicit_for_server(params) if calls else CANCELLED
+
+    @property
+    def samples(self) -> bool:
+        return self._owner.spec.sampling
+
+    async def sample(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
+        """Ask the agent's model for a server, as part of the newest call that is under way there, and never without."""
+        calls = [each for each in self.calls.values() if each.server == server]
+        if self.ask_model is None or not self.samples or not calls:
+            raise Failed("Sampling", NO_SAMPLING)
+        calls[-1].count_asked()
+        return await self.ask_model(server, params)
 
     def announce(self, server: str, news: ServerNotification) -> None:
         match news:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
     from mcp_types import (
         CallToolResult,
+        CreateMessageRequestParams,
+        CreateMessageResult,
         ElicitRequestParams,
         ElicitResult,
         InputRequests,
@@ -74,13 +76,27 @@ _MOST_LOST: Final = 10
 class McpPeer(Protocol):
     """The client that a server is reached for, where there is one: it answers the server, and hears its news."""
 
+    @property
+    def samples(self) -> bool:
+        """Whether servers may ask a model."""
+        ...
+
     async def elicit(self, server: str, params: "ElicitRequestParams") -> "ElicitResult": ...
+
+    async def sample(self, server: str, params: "CreateMessageRequestParams") -> "CreateMessageResult":
+        """Ask a model for a server. Raises Failed where it is refused."""
+        ...
 
     def announce(self, server: str, news: "ServerNotification") -> None: ...
 
 
 class SilentPeer:
     """No client: nothing is answered, and news matter only to the connection itself."""
+
+    samples = False
+
+    async def sample(self, server: str, params: "CreateMessageRequestParams") -> "CreateMessageResult":
+        raise Failed("Sampling", NO_SAMPLING)
 
     async def elicit(self, server: str, params: "ElicitRequestParams") -> "ElicitResult":
         from mcp_types import ElicitResult
@@ -120,14 +136,23 @@ async def open_mcp_session(
 
     class Answering(ClientSession):
         async def dispatch_input_request(self, ctx: ClientRequestContext, request: Any) -> Any:
-            if isinstance(request, CreateMessageRequest | ListRootsRequest):
-                why = NO_SAMPLING if isinstance(request, CreateMessageRequest) else NO_ROOTS
-                return ErrorData(code=INVALID_REQUEST, message=why)
+            if isinstance(request, ListRootsRequest):
+                return ErrorData(code=INVALID_REQUEST, message=NO_ROOTS)
+            if isinstance(request, CreateMessageRequest) and not peer.samples:
+                return ErrorData(code=INVALID_REQUEST, message=NO_SAMPLING)
             return await super().dispatch_input_request(ctx, request)
 
     async def elicit(context: ClientRequestContext, params: "ElicitRequestParams") -> "ElicitResult":
         del context
         return await peer.elicit(server, params)
+
+    async def sample(
+        _: ClientRequestContext, params: "CreateMessageRequestParams"
+    ) -> "CreateMessageResult | ErrorData":
+        try:
+            return await peer.sample(server, params)
+        except Failed as refused:
+            return ErrorData(code=INVALID_REQUEST, message=str(refused))
 
     async def notice(message: Any) -> None:
         if isinstance(message, Exception):
@@ -139,7 +164,10 @@ async def open_mcp_session(
     raw.inner = JSONRPCDispatcher(*wire)
     info = Implementation(name="halter", version=version("halter"))
     asks = None if peer is SILENT_PEER else elicit
-    async with Answering(dispatcher=raw, message_handler=notice, client_info=info, elicitation_callback=asks) as opened:
+    more: dict[str, Any] = {"sampling_callback": sample} if peer.samples else {}
+    async with Answering(
+        dispatcher=raw, message_handler=notice, client_info=info, elicitation_callback=asks, **more
+    ) as opened:
         yield opened
 
 

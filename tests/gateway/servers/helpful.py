@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    CreateMessageResult,
     EmptyResult,
     LoggingMessageNotification,
     LoggingMessageNotificationParams,
+    SamplingMessage,
     SubscribeRequestParams,
+    TextContent,
     ToolAnnotations,
     UnsubscribeRequestParams,
 )
@@ -60,6 +66,20 @@ async def ask(context: Context, question: str) -> str:
         return f"they said {said.action}"
     note(f"colour {said.data.colour}")
     return f"they like {said.data.colour}"
+
+
+@server.tool(annotations=READ)
+async def think(context: Context, about: str) -> str:
+    """Have the client's model asked."""
+    params = CreateMessageRequestParams(
+        messages=[SamplingMessage(role="user", content=TextContent(text=about))], max_tokens=50
+    )
+    session: Any = context.session
+    try:
+        said = await session.send_request(CreateMessageRequest(params=params), CreateMessageResult)
+    except MCPError as refused:
+        return f"refused: {refused.message}"
+    return f"it thinks {said.content.text}"
 
 
 @server.tool()

@@ -36,8 +36,20 @@ def change() -> None:
             tell(listening, "tools/list_changed")
 
 
+def think(asked: dict[str, Any], responses: dict[str, Any] | None) -> None:
+    if responses is None:
+        message = {"role": "user", "content": {"type": "text", "text": asked["params"]["arguments"]["about"]}}
+        request = {"method": "sampling/createMessage", "params": {"messages": [message], "maxTokens": 50}}
+        answer(asked, {"resultType": "input_required", "inputRequests": {"m": request}, "requestState": "s"})
+        return
+    answer(asked, {"content": [{"type": "text", "text": f"it thinks {responses['m']['content']['text']}"}]})
+
+
 def called(asked: dict[str, Any]) -> None:
     params = asked["params"]
+    if params["name"] == "think":
+        think(asked, params.get("inputResponses"))
+        return
     if params["name"] == "murmur":
         if params["_meta"].get("io.modelcontextprotocol/logLevel"):
             line = {"level": "warning", "logger": "inner", "data": {"words": params["arguments"]["words"]}}
@@ -67,6 +79,7 @@ def called(asked: dict[str, Any]) -> None:
 READ = {"readOnlyHint": True}
 tools: list[dict[str, Any]] = [
     {"name": "ask", "description": "Ask.", "inputSchema": SCHEMA, "annotations": READ},
+    {"name": "think", "description": "Think.", "inputSchema": {"type": "object"}, "annotations": READ},
     {"name": "murmur", "description": "Log.", "inputSchema": {"type": "object"}, "annotations": READ},
     {"name": "change", "description": "Become another.", "inputSchema": {"type": "object"}, "annotations": READ},
 ]
