@@ -1,6 +1,7 @@
 """What tests ask of processes that they started or killed."""
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import json
@@ -136,7 +137,14 @@ def _forking_process() -> Path:
     place = Path(tempfile.mkdtemp(prefix="halter-warm-")) / "socket"
     command = [sys.executable, str(Path(__file__).parent / "warm.py"), str(place)]
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    _forking_process.program = program  # type: ignore[attr-defined]  it lives as long as this function
+    atexit.register(_end, program)
     assert program.stdout is not None
     assert program.stdout.readline() == b"ready\n"
     return place
+
+
+def _end(program: "subprocess.Popen[bytes]") -> None:
+    for stream in (program.stdin, program.stdout):
+        assert stream is not None
+        stream.close()
+    program.wait(60)

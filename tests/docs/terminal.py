@@ -68,12 +68,13 @@ class Terminal:
         shims = home / ".shims"
         shims.mkdir()
         python = shlex.quote(sys.executable)
+        forked = shlex.join(warm_command("python", imports=["mcp", "mcp.server.mcpserver"]))
         for name, words in (
-            ("halter", shlex.join(warm_command("halter"))),
-            ("python", python),
-            ("pytest", f"{python} -m pytest -p no:cacheprovider -p no:asyncio -p no:schemathesis"),
+            ("halter", f"exec {shlex.join(warm_command('halter'))}"),
+            ("python", f'case "$1" in *.py) exec {forked} "$@";; esac; exec {python}'),
+            ("pytest", f"exec {python} -m pytest -p no:cacheprovider --disable-plugin-autoload -p halter"),
         ):
-            (shims / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+            (shims / name).write_text(f'#!/bin/sh\n{words} "$@"\n')
             (shims / name).chmod(0o755)
         self.environ = {name: value for name, value in os.environ.items() if name in KEPT}
         self.environ |= {"HOME": str(home), "HALTER_PERSON": "ada", "COLUMNS": COLUMNS, "TERM": "dumb"}
