@@ -26,6 +26,7 @@ from halter.core.spec import (
     Phase,
     ResolvedPolicy,
     ShellSpec,
+    SignOnSpec,
     SlackSpec,
     TelegramSpec,
 )
@@ -354,7 +355,29 @@ def test_whom_an_agent_can_ask_is_read() -> None:
     )
 
 
-GATED = ("gateway", "channels")
+def test_who_signs_on_by_a_proxy_is_read() -> None:
+    text = (
+        "sign_on:\n  secret: ${secret:P}\n  proxies: [10.0.0.7, 10.1.0.0/16]\n  roles: {ops: operator}\n"
+        "  people: {'ada@example.com': ada}\n"
+        "  user_header: X-User\n  groups_header: X-Groups\n  lifetime: 2h\n"
+    )
+    said = fleet(text).spec.sign_on
+    assert said == SignOnSpec(
+        proxies=("10.0.0.7", "10.1.0.0/16"),
+        secret="${secret:P}",
+        roles={"ops": "operator"},
+        people={"ada@example.com": "ada"},
+        user_header="X-User",
+        groups_header="X-Groups",
+        lifetime=2 * HOUR,
+    )
+    with pytest.raises(ConfigError, match=r"is no address and no network; write 10\.0\.0\.7"):
+        fleet("sign_on: {secret: '${secret:P}', proxies: [proxy.example], roles: {ops: operator}}\n")
+    with pytest.raises(ConfigError, match="so that nobody could sign on"):
+        fleet("sign_on: {secret: '${secret:P}', proxies: [], roles: {ops: operator}}\n")
+
+
+GATED = ("gateway", "channels", "sign_on")
 """Keys with the tests above."""
 PACED = ("autonomy", "hot_state", "sensors")
 """Keys with tests in `test_config_pacing`, where every key below them has one."""

@@ -262,7 +262,7 @@ def test_every_key_of_a_fleets_file_is_compared() -> None:
         for one, other in itertools.product(STORED, READ)
         for each in merge_with_policy(one, other).differences
     }
-    elsewhere = {"retention", "providers", "notify", "channels"}
+    elsewhere = {"retention", "providers", "notify", "channels", "sign_on"}
     assert {*FleetSpec.__struct_fields__} == told | elsewhere
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from halter.runtime.supervisor import FleetRunner
     from halter.runtime.telemetry import Job
     from halter.runtime.worker import DispatchMode
-    from halter.server.auth import Token, TokenFile
+    from halter.server.auth import IdentifyByProxy, Token, TokenFile
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A token's name; it is in every event.")]
 
@@ -223,6 +223,7 @@ async def _serve(
             deliveries=deliveries,
             tell=lambda sentence: shows.report("", sentence),
             folders=_by_name(folders),
+            by_proxy=_find_sign_on(app),
         )
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
@@ -230,6 +231,20 @@ async def _serve(
         proxies = [] if proxy is None else [lambda: proxy.serve(app)]
         channels = [lambda: serve_channels(app, partial(shows.report, "channels"))]
         await run_together([*serving, *running, *hooks, *proxies, *channels])
+
+
+def _find_sign_on(app: Runtime) -> "IdentifyByProxy":
+    """Let the proxies that the fleet's file lists say who asks."""
+    from msgspec import UNSET
+
+    from halter.redaction.secrets import read_environment_secrets
+    from halter.runtime.runtime import read_local_fleet
+    from halter.server.sign_on import make_proxy_sign_on
+
+    written = read_local_fleet(app.settings)
+    if written is None or written.spec.sign_on is UNSET:
+        return lambda _, __: None
+    return make_proxy_sign_on(written.spec.sign_on, read_environment_secrets(app.environ).value).identify
 
 
 async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:

@@ -1,6 +1,7 @@
 """The fleet's file (`halter.yaml`), and how an agent's file is merged with it. An agent can only tighten."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -60,7 +61,7 @@ def parse_fleet(document: Document) -> FleetConfig:
     for model in spec.models:
         if model.endswith("*"):
             raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
-    for path, sentence in (*_rate_mistakes(spec), *list_channel_mistakes(spec.notify)):
+    for path, sentence in (*_rate_mistakes(spec), *_proxy_mistakes(spec), *list_channel_mistakes(spec.notify)):
         raise document.places.wrong(path, sentence)
     return FleetConfig(spec, document.places, document.value)
 
@@ -73,6 +74,23 @@ def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
             yield make_mistake(path, "is not one model; name one, or all of a provider, as in anthropic:*.")
         if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
             yield make_mistake(path, "limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
+
+
+def _proxy_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
+    if spec.sign_on is UNSET:
+        return
+    for key in ("proxies", "roles"):
+        if not getattr(spec.sign_on, key):
+            yield make_mistake(
+                ("sign_on", key), "is empty, so that nobody could sign on; write one, or remove `sign_on`."
+            )
+    for index, proxy in enumerate(spec.sign_on.proxies):
+        try:
+            ip_network(proxy)
+        except ValueError:
+            yield make_mistake(
+                ("sign_on", "proxies", index), "is no address and no network; write 10.0.0.7 or 10.0.0.0/8."
+            )
 
 
 FormatValue = Callable[[Any], str]

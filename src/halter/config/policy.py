@@ -1,7 +1,7 @@
 """A store's policy merged with a fleet's file: the stricter value applies, and every difference is named.
 
-The store keeps the file as written, so that a later version reads it as a file. Only `notify` and `channels` stay in
-the file: their addresses can be keys, and what the store keeps is never erased.
+The store keeps the file as written, so that a later version reads it as a file. Only `notify`, `channels` and
+`sign_on` stay in the file: they are of one machine, and addresses can be keys, which the store would never erase.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ from halter.core.tools import LEVELS
 from halter.core.usage import FREE_PRICE, Price
 
 STORED_POLICY_NAME: Final = "this store's policy"
-FILE_ONLY_KEYS: Final = frozenset(("notify", "channels"))
+FILE_ONLY_KEYS: Final = frozenset(("notify", "channels", "sign_on"))
 
 DifferenceKind = Literal["looser", "stricter", "fixed", "free"]
 """The file allows more, or less; only the store's value counts; or the key limits nothing and the file's value counts.
@@ -175,6 +175,7 @@ class _Pair:
             ),
             notify=written.notify,
             channels=written.channels,
+            sign_on=written.sign_on,
         )
 
     def fixed(self, path: KeyPath, stored: Any, written: Any, show: FormatPolicyValue = str) -> Any:

@@ -59,8 +59,8 @@ def may_decide(by: str) -> bool:
 
 
 def person_of(name: str) -> str:
-    """The person that a name stands for: `ada.phone` and `ada` are both Ada."""
-    return name.partition(".")[0].casefold()
+    """The person that a name stands for: `ada.phone` and `ada` are both Ada; an address is a person's whole."""
+    return (name if "@" in name else name.partition(".")[0]).casefold()
 
 
 def make_worker_id(name: str, ids: Ids) -> WorkerId:

@@ -21,11 +21,13 @@ from halter.core.agent_spec import (
     ContextStrategy,
     Dollars,
     Duration,
+    HeaderName,
     Host,
     HotStateSpec,
     ModelPattern,
     ModelPurpose,
     Name,
+    NonEmptyText,
     Notify,
     OneModel,
     OptionalDuration,
@@ -340,6 +342,32 @@ class ChannelsSpec(Spec, frozen=True):
     ) = UNSET
 
 
+class SignOnSpec(Spec, frozen=True):
+    """A proxy before the server that knows people, and says who asks."""
+
+    HIDDEN: ClassVar[bool] = True
+
+    proxies: Annotated[
+        tuple[NonEmptyText, ...], Meta(min_length=1, description="Its addresses, or networks as in `10.0.0.0/8`.")
+    ]
+    roles: Annotated[
+        Mapping[NonEmptyText, Literal["viewer", "approver", "operator", "admin"]],
+        Meta(min_length=1, description="The role of each group; the highest counts, and without one nobody is let in."),
+    ]
+    secret: Annotated[
+        SecretReference,
+        Meta(description="What it sends as `X-Halter-Proxy`, as `${secret:NAME}`: an address is no proof."),
+    ]
+    people: Annotated[
+        Mapping[NonEmptyText, Name], Meta(description="What a user of the proxy is called here, as with tokens.")
+    ] = {}
+    user_header: Annotated[HeaderName, Meta(description="The header that names the user.")] = "X-Forwarded-User"
+    groups_header: Annotated[HeaderName, Meta(description="The header with the user's groups, by commas.")] = (
+        "X-Forwarded-Groups"
+    )
+    lifetime: Annotated[Duration, Meta(description="How long an open page or stream lasts before it asks anew.")] = HOUR
+
+
 class FleetSpec(Spec, frozen=True):
     """`halter.yaml`: what holds for all agents on one store. An agent can only tighten it."""
 
@@ -375,6 +403,9 @@ class FleetSpec(Spec, frozen=True):
         | UnsetType
     ) = UNSET
     notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
+    sign_on: Annotated[SignOnSpec, Meta(description="Who may use the server, by a proxy before it.")] | UnsetType = (
+        UNSET
+    )
     channels: Annotated[ChannelsSpec, Meta(description="Where people answer decisions, as on a phone.")] = (
         ChannelsSpec()
     )

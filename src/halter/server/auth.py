@@ -379,6 +379,8 @@ class IncomingRequest(msgspec.Struct, frozen=True):
     path: str
     query: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
+    client: str = ""
+    """The address at the other end of the connection, whatever headers say."""
 
     def all(self, name: str) -> list[str]:
         """Returns every value of a header."""
@@ -398,10 +400,15 @@ class ServerNames(msgspec.Struct, frozen=True):
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """Let in, with a token unless none is needed; `login` is set where a cookie was used."""
+    """Let in, with a token unless none is needed; `login` is set where a cookie was used.
+
+    `until` is set where a proxy named the person, for as long as a stream may last. A browser may have been made to
+    ask then, as with a cookie.
+    """
 
     token: Token | None = None
     login: Login | None = None
+    until: int = 0
 
 
 class AuthRejected(msgspec.Struct, frozen=True):
@@ -443,21 +450,32 @@ def _has_port(name: str) -> bool:
     return re.fullmatch(r"(\[[^\]]+\]|[^:]+):\d+", name) is not None
 
 
+IdentifyByProxy = Callable[[IncomingRequest, int], Allowed | AuthRejected | None]
+"""Who a request is from, where a proxy that is trusted says so."""
+
+
 def authorize_request(
-    asked: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+    asked: IncomingRequest,
+    door: ServerNames,
+    tokens: Sequence[Token],
+    logins: Mapping[str, Login],
+    now: int,
+    by_proxy: IdentifyByProxy = lambda _, __: None,
 ) -> Allowed | AuthRejected:
     """Decides whether a request is let in, and as whom."""
     against = _check_address(asked, door)
     if against is not None:
         return against
     who = _identify_caller(asked, door, tokens, logins, now)
+    if not asked.all("authorization") and not (isinstance(who, Allowed) and who.token) and not is_free(asked):
+        who = by_proxy(asked, now) or who
     if isinstance(who, AuthRejected) or who.token is None:
         if not is_free(asked):
             return _redirect_to_login(
                 asked, who if isinstance(who, AuthRejected) else AuthRejected(401, _explain_no_token(asked))
             )
         who = Allowed()
-    if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.login is not None):
+    if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.login is not None or bool(who.until)):
         return AuthRejected(403, FOREIGN_ORIGIN)
     return who
 

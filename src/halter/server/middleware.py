@@ -22,6 +22,7 @@ from halter.server.auth import (
     LOGIN,
     Allowed,
     AuthRejected,
+    IdentifyByProxy,
     IncomingRequest,
     Keyring,
     Logins,
@@ -264,8 +265,11 @@ _ALWAYS: Final = (
 class AuthState:
     """The tokens, the logins, and the wrong attempts by origin."""
 
-    def __init__(self, keys: Keyring, logins: Logins, limits: ServerLimits) -> None:
+    def __init__(
+        self, keys: Keyring, logins: Logins, limits: ServerLimits, by_proxy: IdentifyByProxy = lambda _, __: None
+    ) -> None:
         self.keys = keys
+        self._by_proxy = by_proxy
         self.logins = logins
         self.tokens_tried = Attempts(limits.failures)
         self.cookies_tried = Attempts(limits.stale)
@@ -274,7 +278,7 @@ class AuthState:
         self, asked: IncomingRequest, door: ServerNames, place: ClientOrigin, now: int
     ) -> Allowed | AuthRejected | int:
         """Decides about a request; returns how long to wait where its origin made too many wrong attempts."""
-        verdict = authorize_request(asked, door, self.keys.tokens(), self.logins.current(), now)
+        verdict = authorize_request(asked, door, self.keys.tokens(), self.logins.current(), now, self._by_proxy)
         if isinstance(verdict, AuthRejected) and not verdict.wrong:
             return verdict
         shown = ((self.tokens_tried, find_shown_token(asked)), (self.cookies_tried, find_shown_cookie(asked, door)))
@@ -290,6 +294,8 @@ class AuthState:
     def count(self, who: Allowed, now: int) -> bool:
         """Whether an authorized caller would still be let in."""
         login = who.login
+        if who.until:
+            return now < who.until
         logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
         return logged_in and who.token is not None and self.keys.counts(who.token)
 
@@ -434,8 +440,9 @@ def locate_scope(scope: AsgiScope) -> ClientOrigin:
 
 def parse_scope(scope: AsgiScope) -> IncomingRequest:
     kind = "websocket" if scope["type"] == "websocket" else "http"
+    client = (scope.get("client") or ("",))[0]
     return IncomingRequest(
-        kind, scope.get("method", "GET"), scope["path"], scope.get("query_string", b""), scope["headers"]
+        kind, scope.get("method", "GET"), scope["path"], scope.get("query_string", b""), scope["headers"], client
     )
 
 

@@ -27,6 +27,7 @@ from halter.server.auth import (
     LOGIN,
     LOGIN_LIFETIME,
     LOGOUT,
+    IdentifyByProxy,
     Keyring,
     Logins,
     ServerNames,
@@ -227,6 +228,8 @@ class ServerExtras:
     pages: bool = True
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """The folders of agents that can be given tasks through the API, by name."""
+    by_proxy: IdentifyByProxy = lambda _, __: None
+    """Who asks, where a proxy before the server knows that."""
 
 
 def build_server(
@@ -242,7 +245,7 @@ def build_server(
 
     api = new_api()
     api.state.site = Site(app, feed, agents or AgentFolders())
-    checks = AuthState(keys, Logins(keys.logins_file), extras.limits)
+    checks = AuthState(keys, Logins(keys.logins_file), extras.limits, extras.by_proxy)
     add_login(api, door, checks, app.clock)
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
     _add_rest(api)

@@ -1,0 +1,129 @@
+"""A proxy that is listed says who asks; nobody else does, and who has no group is nobody."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from halter.core.clock import HOUR, MINUTE
+from halter.core.errors import ConfigError
+from halter.core.spec import SignOnSpec
+from halter.operations.desk import Who
+from halter.server.auth import (
+    Allowed,
+    AuthRejected,
+    IncomingRequest,
+    Keyring,
+    Logins,
+    authorize_request,
+    describe_token,
+    make_server_names,
+    new_secret,
+)
+from halter.server.middleware import AuthState, ServerLimits
+from halter.server.sign_on import make_proxy_sign_on
+
+NOW = 1_767_225_600_000_000
+SECRET = new_secret(lambda size: b"a" * size)
+BOB = describe_token(SECRET, "bob", "viewer", NOW)
+DOOR = make_server_names("127.0.0.1", 8765, ["halter.example"])
+SPEC = SignOnSpec(
+    proxies=("10.0.0.7", "192.168.0.0/24", "::1"),
+    secret="${secret:PROXY}",
+    roles={"ops": "operator", "leads": "approver", "all staff": "viewer"},
+    people={"Ada@Example.com": "ada"},
+)
+SHARED = "shared-with-the-proxy"
+SIGN_ON = make_proxy_sign_on(SPEC, {"PROXY": SHARED}.__getitem__)
+PROXY = "10.0.0.7"
+USER, GROUPS = ("x-forwarded-user", "ada@example.com"), ("x-forwarded-groups", "leads,everyone")
+OWN = ("origin", "https://halter.example")
+
+
+def ask(*headers: tuple[str, str], client: str = PROXY, proof: str = SHARED, **more: Any) -> Allowed | AuthRejected:
+    said: Mapping[str, Any] = {"kind": "http", "method": "GET", "path": "/api/home", **more}
+    said = {"first": (("host", "halter.example"), *((("x-halter-proxy", proof),) if proof else ())), **said}
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in (*said["first"], *headers)]
+    asked = IncomingRequest(said["kind"], said["method"], said["path"], b"", raw, client)
+    return authorize_request(asked, DOOR, [BOB], {}, NOW, SIGN_ON.identify)
+
+
+def who(verdict: Allowed | AuthRejected) -> Who | None:
+    return verdict.token.who if isinstance(verdict, Allowed) and verdict.token else None
+
+
+def status(verdict: Allowed | AuthRejected) -> int:
+    return verdict.status if isinstance(verdict, AuthRejected) else 200
+
+
+def test_a_listed_proxy_says_who_asks_and_the_highest_role_of_their_groups_counts() -> None:
+    assert who(ask(USER, GROUPS)) == Who("ada", "approver")
+    assert who(ask(USER, ("x-forwarded-groups", "all staff, ops ,leads"))) == Who("ada", "operator")
+    assert who(ask(("x-forwarded-user", "Eve.Long@example.com"), GROUPS)) == Who("eve.long@example.com", "approver")
+    assert who(ask(USER, GROUPS, client="192.168.0.99")) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS, client="::ffff:10.0.0.7")) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS, client="::1")) == Who("ada", "approver")
+
+
+@pytest.mark.parametrize("client", ["10.0.0.8", "127.0.0.1", "192.168.1.1", "", "proxy", "::ffff:10.0.0.8", "fe80::1"])
+def test_from_anywhere_else_the_header_is_not_looked_at(client: str) -> None:
+    assert status(ask(USER, GROUPS, client=client)) == 401
+    assert status(ask(USER, GROUPS, ("x-forwarded-for", PROXY), client=client)) == 401
+    bearer = ("authorization", f"Bearer {SECRET}")
+    assert who(ask(USER, GROUPS, bearer, client=client)) == Who("bob", "viewer")
+
+
+@pytest.mark.parametrize("proof", ["", "guessed", SHARED.upper(), f"{SHARED} "[:-2]])
+def test_an_address_alone_is_no_proof(proof: str) -> None:
+    """An agent on the proxy's machine comes from there, too."""
+    assert status(ask(USER, GROUPS, proof=proof)) == 401
+    assert status(ask(USER, GROUPS, ("x-halter-proxy", SHARED), proof="guessed")) == 401
+
+
+def test_a_secret_that_is_missing_or_short_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="set HALTER_SECRET_PROXY"):
+        make_proxy_sign_on(SPEC, {}.__getitem__)
+    with pytest.raises(ConfigError, match="too short"):
+        make_proxy_sign_on(SPEC, {"PROXY": "short"}.__getitem__)
+
+
+@pytest.mark.parametrize("groups", ["", "everyone", "OPS", "ops leads", "admin"])
+def test_who_is_in_no_known_group_is_nobody(groups: str) -> None:
+    assert status(ask(USER, ("x-forwarded-groups", groups))) == 403
+    assert status(ask(USER)) == 403
+
+
+@pytest.mark.parametrize("user", ["agent:desk", "a b", "ada\x00", "@example.com", "ada@ex ample", "x" * 300, "añ"])
+def test_what_cannot_be_a_person_is_refused(user: str) -> None:
+    raw = user.encode("utf-8").decode("latin-1")
+    assert status(ask(("x-forwarded-user", raw), GROUPS)) == 403
+
+
+def test_a_person_is_said_once() -> None:
+    assert status(ask(USER, ("x-forwarded-user", "root@example.com"), GROUPS)) == 400
+
+
+def test_a_wrong_token_is_not_made_good_by_the_proxy_and_a_right_one_counts() -> None:
+    assert status(ask(USER, GROUPS, ("authorization", "Bearer halter_wrong"))) == 401
+    assert who(ask(USER, GROUPS, ("authorization", f"Bearer {SECRET}"))) == Who("bob", "viewer")
+
+
+def test_a_cookie_that_has_ended_does_not_lock_a_person_out() -> None:
+    assert who(ask(USER, GROUPS, ("cookie", f"halter_8765={'x' * 43}"))) == Who("ada", "approver")
+
+
+def test_a_foreign_page_cannot_make_a_browser_act_through_the_proxy() -> None:
+    assert status(ask(USER, GROUPS, method="POST")) == 403
+    assert status(ask(USER, GROUPS, kind="websocket", path="/api/ws")) == 403
+    assert status(ask(USER, GROUPS, ("origin", "https://evil.example"), method="POST")) == 403
+    assert who(ask(USER, GROUPS, OWN, method="POST")) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS, OWN, kind="websocket", path="/api/ws")) == Who("ada", "approver")
+
+
+def test_an_open_stream_ends_after_its_lifetime_and_no_other_token_is_lent_to_it() -> None:
+    checks = AuthState(Keyring(extra=[BOB]), Logins(), ServerLimits(), SIGN_ON.identify)
+    allowed = ask(USER, GROUPS)
+    assert isinstance(allowed, Allowed)
+    assert checks.count(allowed, NOW + HOUR - MINUTE)
+    assert not checks.count(allowed, NOW + HOUR)
+    assert not checks.count(Allowed(allowed.token), NOW)
