@@ -1,7 +1,7 @@
 """Sign-on by a proxy that knows people: it says in a header who asks, and in another which groups they are in.
 
-The header counts only from the addresses that the fleet's file lists, as the connection itself has them, and beside a
-secret that the proxy shares: an agent on the same machine has the same address. Otherwise it is not even looked at. Each
+The header counts only from the addresses that the fleet's file lists, as the connection has them, and beside a secret
+that the proxy shares: an agent on the same machine has the same address. Otherwise it is not even looked at. Each
 request is judged anew. Who is in no known group is nobody here.
 """
 
