@@ -192,9 +192,9 @@ class HttpDesk:
 
 
 @asynccontextmanager
-async def serve(home: Path, policy: str = "") -> AsyncGenerator[HttpDesk]:
+async def serve(home: Path, policy: str = "", fleet: str = "mode: FULL\n") -> AsyncGenerator[HttpDesk]:
     write_agent(home, {"helpful": helpful(home / "notes")}, policy)
-    async with open_app(home, None, "mode: FULL\n") as app:
+    async with open_app(home, None, fleet) as app:
         config, keys, listening = home / "mcp.json", KeyFile(home / "keys.json"), bind(port=0)
         url = f"{format_address(listening)}/mcp"
         owner = read_gateway_agent(app, str(home / "desk"), config)
@@ -241,6 +241,45 @@ async def test_a_key_lowers_what_its_agent_may_spend_and_never_raises_it(
         results = [await client.call_tool("helpful__act", {"what": "x"}) for _ in range(6)]
         assert [result.is_error for result in results] == [False] * made + [True] * (6 - made)
         assert place.desk.noted() == ["act x"] * made
+
+
+async def test_what_one_key_left_open_is_unknown_to_another_key(tmp_path: Path) -> None:
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {
+            "elicitation": {"form": {}},
+            "extensions": {"io.modelcontextprotocol/tasks": {}},
+        },
+    }
+    async with serve(tmp_path, fleet="mode: SEMI\n") as place, httpx2.AsyncClient(timeout=30) as http:
+        mine, theirs = place.make_key("mine"), place.make_key("theirs")
+
+        async def send(key: str, method: str, name: str = "", **params: Any) -> Any:
+            headers = {
+                "Authorization": f"Bearer {key}",
+                "Accept": "application/json, text/event-stream",
+                "MCP-Protocol-Version": "2026-07-28",
+                "Mcp-Method": method,
+                **({"Mcp-Name": name} if name else {}),
+            }
+            named = {"name": name} if name else {}
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**named, **params, "_meta": meta}}
+            said = (await http.post(place.url, json=body, headers=headers)).text
+            return json.loads(said[said.index("{") :])
+
+        ask = ("tools/call", "helpful__ask")
+        given: Any = {"question": "Which?"}
+        first = (await send(mine, *ask, arguments=given))["result"]
+        red: Any = {"inputResponses": {"halter-1": {"action": "accept", "content": {"colour": "red"}}}}
+        back: Any = {"arguments": given, "requestState": first["requestState"], **red}
+        assert "nothing was done" in (await send(theirs, *ask, **back))["error"]["message"]
+        task = (await send(mine, "tools/call", "helpful__act", arguments={"what": "x"}))["result"]
+        assert task["resultType"] == "task"
+        for method in ("tasks/get", "tasks/cancel"):
+            assert "no such task" in (await send(theirs, method, taskId=task["taskId"]))["error"]["message"]
+        assert (await send(mine, "tasks/get", taskId=task["taskId"]))["result"]["status"] == "working"
+        assert place.desk.noted() == []
+        assert (await send(mine, *ask, **back))["result"]["content"][0]["text"] == "they like red"
 
 
 def initialize() -> dict[str, Any]:
