@@ -43,7 +43,7 @@ def preload() -> None:
     for module in pkgutil.walk_packages(halter.__path__, "halter."):
         if not module.name.startswith(HEAVY) and not module.name.endswith(("__main__", "_program")):
             importlib.import_module(module.name)
-    for name in ("psycopg", "httpx", "rich.console", "rich.table"):
+    for name in ("cel", "genai_prices", "psycopg", "httpx", "rich.console", "rich.table", "typer.rich_utils"):
         importlib.import_module(name)
     # What starts processes of its own asks how this one was started.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("halter.__main__")
