@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from halter.core.events import RequestRefused, RequestSettled, RequestStarted
-from halter.proxy.dialect import ENVELOPE_TOKENS, RESPONSES, read_call
+from halter.proxy.dialect import ENVELOPE_TOKENS, IMAGE_TOKENS, RESPONSES, read_call
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -116,6 +116,30 @@ def test_only_what_a_provider_keeps_is_bounded_by_the_whole_window(member: str, 
     body = f'{{"model":"gpt-5",{member}}}'
     call = read_call(RESPONSES, body.encode())
     assert call.bound_input(1_000_000) == (1_000_000 if names else len(body) + ENVELOPE_TOKENS)
+
+
+SIGHT = "Ab1/" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("shown", "images"),
+    [
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": SIGHT}}, 1),
+        ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SIGHT}"}}, 1),
+        ({"type": "input_image", "image_url": f"data:image/png;base64,{SIGHT}"}, 1),
+        ({"type": "tool_result", "content": [{"type": "image", "source": {"type": "base64", "data": SIGHT}}]}, 1),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "Ab1/"}}, 1),
+        ({"type": "tool_use", "input": {"type": "image", "source": {"type": "base64", "data": SIGHT}}}, 0),
+        ({"type": "tool_use", "input": {"content": [{"type": "image", "source": {"data": SIGHT}}]}}, 0),
+        ({"type": "text", "text": f'"data": "{SIGHT}" is base64'}, 0),
+        ({"type": "text", "text": f"data:image/png;base64,{SIGHT}"}, 0),
+    ],
+)
+def test_only_an_image_that_is_shown_counts_as_one(shown: dict[str, Any], images: int) -> None:
+    body = json.dumps({"model": "gpt-5", "messages": [{"role": "user", "content": [shown]}]}).encode()
+    bound = read_call(RESPONSES, body).bound_input(1_000_000)
+    assert bound >= IMAGE_TOKENS if images else bound == len(body) + ENVELOPE_TOKENS
+    assert bound < IMAGE_TOKENS + 1000 + ENVELOPE_TOKENS or not images
 
 
 @pytest.mark.parametrize(

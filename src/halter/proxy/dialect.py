@@ -68,7 +68,6 @@ _NAMED_CONTENT: Final = re.compile(
 """All begin with a quote, so that only quotes are looked at."""
 _PDF: Final = b"data:application/pdf"
 _NUMBERED_LETTER: Final = re.compile(rb"\\u00([2-7][0-9a-fA-F])|\\/")
-_IMAGE: Final = re.compile(rb'(?:"data"\s*:\s*"|;base64,)([A-Za-z0-9+/=_-]{2000,})')
 _SEARCHES: Final = re.compile(rb'"type"\s*:\s*"web_search(?:_preview)?(?:_\d[^"]*)?"')
 _RUNS_AT_PROVIDER: Final = re.compile(
     rb'"type"\s*:\s*"(web_fetch_\d+|code_execution_\d+|mcp_toolset|file_search|code_interpreter|image_generation|'
@@ -169,9 +168,8 @@ class ModelCall(msgspec.Struct, frozen=True):
         size = len(body) + ENVELOPE_TOKENS
         if self.names_content:
             return max(size, window)
-        if b"base64" in body:
-            for found in _IMAGE.finditer(body):
-                size += IMAGE_TOKENS - len(found[1])
+        if b"base64" in _spell_out(body):
+            size += sum(IMAGE_TOKENS - len(image) for image in _find_images(body))
         size = max(size, ENVELOPE_TOKENS)
         if self.searches:
             size = (self.searches + 1) * (size + self.searches * SEARCH_TOKENS)
@@ -238,6 +236,27 @@ def _find_signed(node: Any, *, inside: bool = False) -> Iterator[str]:
         signed = inside or members.get("type") in _SIGNED_BLOCKS
         for name, value in members.items():
             yield from _find_signed(value, inside=signed or name in _SIGNED_MEMBERS)
+
+
+def _find_images(body: bytes) -> Iterator[str]:
+    """The data of images that are shown to the model. What a call was given is text for it, however it is named."""
+    try:
+        asked = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return
+    left: list[Any] = [asked.get("messages"), asked.get("input")]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += cast("list[Any]", node)
+        elif isinstance(node, dict):
+            part = cast("dict[str, Any]", node)
+            left += [each for name in ("content", "output") if isinstance(each := part.get(name), list)]
+            if part.get("type") == "image" and isinstance(source := part.get("source"), dict):
+                yield str(cast("dict[str, Any]", source).get("data") or "")
+            elif part.get("type") in {"image_url", "input_image"}:
+                url = part.get("image_url")
+                yield str(cast("dict[str, Any]", url).get("url") if isinstance(url, dict) else url or "")
 
 
 def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
