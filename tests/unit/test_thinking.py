@@ -6,7 +6,7 @@ import pytest
 
 from halter.core.messages import Message, Prompt, ToolCall, ToolResult, make_user_message
 from halter.core.usage import ModelName
-from halter.models.wire import WireModel, choose_thinking, make_model_settings
+from halter.models.wire import ModelHabits, WireModel, choose_thinking, make_model_settings
 
 ASKED = make_user_message("Why?")
 ACTED = (
@@ -17,9 +17,8 @@ ACTED = (
 
 
 def settings(wire: Any, thinking: Any, prompt: Prompt, temperature: float | None = None) -> dict[str, Any]:
-    model = WireModel(
-        ModelName("house", "m"), wire, "http://127.0.0.1:9/v1", temperature=temperature, thinking=thinking
-    )
+    habits = ModelHabits(temperature, thinking)
+    model = WireModel(ModelName("house", "m"), wire, "http://127.0.0.1:9/v1", habits=habits)
     return dict(model._request(prompt)["model_settings"])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from halter.core.agent_spec import Provider
-from halter.core.messages import VOLATILE, Message, Prompt, Text, ToolCall, ToolResult, make_user_message
+from halter.core.messages import VOLATILE, Message, Prompt, Reply, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName
 from halter.models.providers import make_model
-from halter.models.wire import ExchangeTerms
+from halter.models.wire import ExchangeTerms, ModelHabits
 from halter.models.wire_format import shape_history
 
 CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))
@@ -98,10 +98,52 @@ async def test_a_temperature_is_sent_only_if_somebody_chose_one(desk: Any) -> No
     desk.provider.says("Yes.")
     await desk.ask()
     assert "temperature" not in json.dumps(desk.provider.last)
-    chosen = desk.reach(ModelName("mine", "some-model"), temperature=0.25)
+    chosen = desk.reach(ModelName("mine", "some-model"), habits=ModelHabits(temperature=0.25))
     await desk.ask(model=chosen)
     await chosen.aclose()
     assert '"temperature": 0.25' in json.dumps(desk.provider.last)
+
+
+MADE_BY = {"openai": "gpt-5-mini", "anthropic": "claude-opus-4-8", "google": "gemini-2.5-flash"}
+TOOL = ToolSpec(name="read_file", description="Reads a file.", schema=b'{"type":"object","properties":{}}')
+FORM = ToolSpec(
+    name="final_answer",
+    description="Give your final answer.",
+    schema=b'{"type":"object","properties":{"value":{"type":"integer","description":"how many"}},"required":["value"]}',
+)
+
+
+async def ask_in_form(desk: Any, wire: str, said: str, *tools: ToolSpec) -> Reply:
+    desk.provider.says(said)
+    model = desk.reach(ModelName(wire, MADE_BY[wire]), habits=ModelHabits(native_output="final_answer"))
+    try:
+        return await desk.ask(desk.prompt(tools=tools), model=model)
+    finally:
+        await model.aclose()
+
+
+async def test_an_answer_is_held_to_its_form_by_a_provider_that_can(desk: Any, wire: str) -> None:
+    tools = (FORM,) if wire == "google" else (FORM, TOOL)
+    reply = await ask_in_form(desk, wire, '{"value": 3}', *tools)
+    assert [(call.tool, call.arguments) for call in reply.calls] == [("final_answer", '{"value": 3}')]
+    assert (reply.stop, reply.text, desk.heard) == ("calls", "", [])
+    sent = json.dumps(desk.provider.last)
+    assert "how many" in sent
+    offered = json.dumps(desk.provider.last.get("tools", []))
+    assert "final_answer" not in offered
+    assert ("read_file" in offered) == (len(tools) > 1)
+
+
+async def test_an_answer_that_is_no_form_stays_a_text_and_is_asked_for_again_by_the_loop(desk: Any, wire: str) -> None:
+    reply = await ask_in_form(desk, wire, "three", FORM)
+    assert (reply.calls, reply.text) == ((), "three")
+
+
+async def test_without_a_word_for_it_the_form_is_a_tool(desk: Any) -> None:
+    desk.provider.says('{"value": 3}')
+    reply = await desk.ask(desk.prompt(tools=(FORM,)))
+    assert (reply.calls, reply.text) == ((), '{"value": 3}')
+    assert "final_answer" in json.dumps(desk.provider.last["tools"])
 
 
 async def test_each_request_begins_with_all_of_the_one_before(desk: Any) -> None:

@@ -228,3 +228,18 @@ def blocks(body: Any) -> list[Any]:
 
 def plain(sent: list[Any]) -> list[Any]:
     return [{key: value for key, value in block.items() if key != "cache_control"} for block in sent]
+
+
+async def test_an_answer_that_the_provider_holds_to_its_form_is_the_output(tmp_path: Path, provider: Any) -> None:
+    desk = Desk(tmp_path, "openai", provider)
+    provider.says('{"value": 3}')
+    agent = desk.agent(native_output=True)
+
+    @agent.output_validator
+    def doubled(value: int) -> int:
+        return value * 2
+
+    result = await agent.run("How many?", output_type=int)
+    assert (result.output, result.state) == (6, "COMPLETED")
+    assert provider.last["response_format"]["type"] == "json_schema"
+    desk.bench.balanced(result)

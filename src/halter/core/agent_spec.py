@@ -157,6 +157,7 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     Models are written `provider:model`. `context_window` is in tokens, 0 for the model's own; `streaming` is None where
     it is not set: then a chat streams and nothing else does. `script` and `reflex` are what their files hold, already
     read: a list of replies, and a list of rules. `rates` say how fast models may be asked, by all agents of the fleet.
+    `native_output` names the tool whose arguments a model gives as its answer, where its provider can hold it to them.
     """
 
     model: str = ""
@@ -167,6 +168,7 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: ToolCalls = "native"
     temperature: float | None = None
     thinking: ThinkingEffort | None = None
+    native_output: str = ""
     max_output_tokens: int = 4096
     max_retries: int = 3
     outage_backoff: int = 15 * MINUTE

@@ -28,12 +28,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, ThinkingEffort, WireFormat
+from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, Usage, is_local_address, runs_locally
-from halter.models.wire import ExchangeTerms, WireModel
+from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
 
 if TYPE_CHECKING:
     from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, TieredPrices
@@ -483,9 +483,8 @@ def make_model(
     name: str,
     providers: Mapping[str, Provider],
     key: FindKey,
+    habits: ModelHabits = NO_HABITS,
     *,
-    temperature: float | None = None,
-    thinking: ThinkingEffort | None = None,
     installed: Callable[[str], bool] = is_installed,
 ) -> WireModel:
     parsed = _parse_model_name(name)
@@ -497,16 +496,7 @@ def make_model(
     terms = ExchangeTerms()
     if described is not None:
         terms = ExchangeTerms(bills_errors=described.bills_errors, prompt_cache=described.prompt_cache)
-    return WireModel(
-        parsed,
-        place.wire,
-        place.url,
-        secret,
-        base_url=base_url,
-        temperature=temperature,
-        thinking=thinking,
-        terms=terms,
-    )
+    return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, habits=habits, terms=terms)
 
 
 def find_endpoint(name: ModelName, providers: Mapping[str, Provider], key: FindKey) -> tuple["Endpoint", str]:

@@ -45,7 +45,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.messages import Prompt, Reply, TextListener, ToolResult, bound_prompt_tokens
 from halter.core.text import clean, shorten
-from halter.core.tools import Permit, PermitGate
+from halter.core.tools import Permit, PermitGate, ToolSpec
 from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.wire_format import (
     ToolDefinitions,
@@ -53,6 +53,7 @@ from halter.models.wire_format import (
     find_event_text,
     make_surrogate_joiner,
     parse_model_response,
+    read_native_answer,
     shape_history,
 )
 
@@ -87,6 +88,17 @@ class ExchangeTerms(msgspec.Struct, frozen=True):
 
 
 DEFAULT_TERMS: Final = ExchangeTerms()
+
+
+class ModelHabits(msgspec.Struct, frozen=True):
+    """How a model answers: its temperature, how much it thinks, the tool whose arguments may be its answer."""
+
+    temperature: float | None = None
+    thinking: ThinkingEffort | None = None
+    native_output: str = ""
+
+
+NO_HABITS: Final = ModelHabits()
 
 
 class Exchange:
@@ -303,6 +315,18 @@ def choose_thinking(wanted: ThinkingEffort | None, prompt: Prompt) -> ThinkingEf
     return wanted if fits and not acts else None
 
 
+def find_native_form(prompt: Prompt, name: str, profile: Mapping[str, Any], wire: WireFormat) -> ToolSpec | None:
+    """The tool whose arguments the provider can hold the answer to; None where it cannot.
+
+    Google's models take either a form or tools.
+    """
+    if not name or not profile.get("supports_json_schema_output", False):
+        return None
+    if wire == "google" and len(prompt.tools) > 1:
+        return None
+    return next((spec for spec in prompt.tools if spec.name == name), None)
+
+
 def make_model_settings(
     max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None, *, cache_points: bool
 ) -> "ModelSettings":
@@ -472,7 +496,7 @@ def _tidy(text: str, key: str) -> str:
 class WireModel:
     """A model of a provider. `base_url` is set if `url` is not the provider's default."""
 
-    def __init__(  # noqa: PLR0913 Each is one thing that is said of a model.
+    def __init__(
         self,
         name: ModelName,
         wire: WireFormat,
@@ -480,8 +504,7 @@ class WireModel:
         key: str = "",
         *,
         base_url: str | None = None,
-        temperature: float | None = None,
-        thinking: ThinkingEffort | None = None,
+        habits: ModelHabits = NO_HABITS,
         terms: ExchangeTerms = DEFAULT_TERMS,
     ) -> None:
         self.name = name
@@ -489,8 +512,7 @@ class WireModel:
         self.wire: WireFormat = wire
         self._url = url
         self._key = key
-        self._temperature = temperature
-        self._thinking: ThinkingEffort | None = thinking
+        self._habits = habits
         self.terms = terms
         self._definitions = ToolDefinitions()
         self._connection: WireClient | None = None
@@ -504,12 +526,15 @@ class WireModel:
         send = _send.open(permit)
         async with open_exchange() as seen:
             try:
-                model, request = (await self._connected()).model, self._request(prompt)
-                response = await send(model, request, hear, partial(self._failed, seen))
+                model = (await self._connected()).model
+                form = find_native_form(prompt, self._habits.native_output, model.profile, self.wire)
+                hear = hear if form is None else None
+                response = await send(model, self._request(prompt, form), hear, partial(self._failed, seen))
             except asyncio.CancelledError:
                 permit.unsent = not seen.sent
                 raise
-        return self._finished(response, seen, streamed=hear is not None)
+        reply = self._finished(response, seen, streamed=hear is not None)
+        return reply if form is None else read_native_answer(reply, form.name)
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
@@ -528,15 +553,16 @@ class WireModel:
                 self._connection = made
             return self._connection
 
-    def _request(self, prompt: Prompt) -> dict[str, Any]:
+    def _request(self, prompt: Prompt, form: ToolSpec | None = None) -> dict[str, Any]:
         # Anthropic caches only what is marked, here for minutes; the others cache prefixes by themselves.
         marks = self.wire == "anthropic" and self.terms.prompt_cache
-        thinking = choose_thinking(self._thinking, prompt) if self.wire == "anthropic" else self._thinking
-        settings = make_model_settings(prompt.max_output_tokens, self._temperature, thinking, cache_points=marks)
+        wanted, temperature = self._habits.thinking, self._habits.temperature
+        thinking = choose_thinking(wanted, prompt) if self.wire == "anthropic" else wanted
+        settings = make_model_settings(prompt.max_output_tokens, temperature, thinking, cache_points=marks)
         return {
             "messages": shape_history(prompt.messages, cache_points=marks),
             "model_settings": settings,
-            "model_request_parameters": self._definitions.parameters(prompt),
+            "model_request_parameters": self._definitions.parameters(prompt, form),
         }
 
     def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:

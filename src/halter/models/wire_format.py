@@ -168,13 +168,24 @@ class ToolDefinitions:
     def __init__(self) -> None:
         self._made: dict[ToolSpec, ToolDefinition] = {}
 
-    def parameters(self, prompt: Prompt) -> "ModelRequestParameters":
+    def parameters(self, prompt: Prompt, form: ToolSpec | None = None) -> "ModelRequestParameters":
+        """The tools and the system text; with a `form`, the answer has to fit its arguments instead of calling it."""
         from pydantic_ai.messages import InstructionPart
         from pydantic_ai.models import ModelRequestParameters
 
         system = [InstructionPart(content=clean(prompt.system))] if prompt.system.strip() else []
-        tools = [self._tool(spec) for spec in prompt.tools]
-        return ModelRequestParameters(function_tools=tools, instruction_parts=system)
+        tools = [self._tool(spec) for spec in prompt.tools if spec is not form]
+        if form is None:
+            return ModelRequestParameters(function_tools=tools, instruction_parts=system)
+        from pydantic_ai.output import OutputObjectDefinition
+
+        schema = msgspec.json.decode(form.schema, type=dict[str, Any])
+        return ModelRequestParameters(
+            function_tools=tools,
+            instruction_parts=system,
+            output_mode="native",
+            output_object=OutputObjectDefinition(json_schema=schema, name=form.name, description=form.description),
+        )
 
     def _tool(self, spec: ToolSpec) -> "ToolDefinition":
         made = self._made.get(spec)
@@ -205,6 +216,17 @@ def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Repl
     if not parts and isinstance(refusal, str):
         parts.append(_words(refusal))
     return Reply(tuple(parts), _stop(response, parts), usage)
+
+
+def read_native_answer(reply: Reply, tool: str) -> Reply:
+    """Take an answer in the form of a tool's arguments for a call of it. One that was cut off stays a text."""
+    if reply.calls or reply.stop != "end":
+        return reply
+    try:
+        fits = isinstance(msgspec.json.decode(reply.text), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return reply
+    return msgspec.structs.replace(reply, parts=(ToolCall("", tool, reply.text),), stop="calls") if fits else reply
 
 
 def _words(text: str) -> Text:

@@ -234,7 +234,8 @@ class AgentOptions(ProgramOptions, total=False):
 
     `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide. `agents`
     are those whom the model can ask: agents, or what their `as_tool` returns. `mcp_servers` are servers of tools by
-    name, each as in `.mcp.json`.
+    name, each as in `.mcp.json`. With `native_output`, an answer of an `output_type` is held to its form by the
+    provider, where it can be.
     """
 
     model: str | Model
@@ -250,6 +251,7 @@ class AgentOptions(ProgramOptions, total=False):
     waits: "WaitListener"
     agents: "Sequence[Agent | AgentTool]"
     mcp_servers: Mapping[str, Mapping[str, Any]]
+    native_output: bool
 
 
 KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "thinking", "reflex")
@@ -563,6 +565,7 @@ class Agent(AgentProgram):
         return agent
 
     async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
+        from halter.loop.decide import FINAL_ANSWER
         from halter.runtime.agent_context import models_of
         from halter.runtime.assemble import assemble_agent
 
@@ -571,6 +574,8 @@ class Agent(AgentProgram):
             agent, given = await self._said(app, stack)
         else:
             agent = await stack.enter_async_context(assemble_agent(app, self._folder))
+        if self._said_of.get("native_output", False):
+            agent = replace(agent, mind=replace(agent.mind, native_output=FINAL_ANSWER))
         return agent, await stack.enter_async_context(models_of(app, agent, given))
 
     def _written(self) -> "FleetConfig | None":

@@ -60,9 +60,11 @@ class Models:
 
             return make_reflex_model(list(agent.mind.reflex), agent.reflex_at, ModelName.parse(name))
         from halter.models.providers import make_model
+        from halter.models.wire import ModelHabits
 
         mind = agent.mind
-        return make_model(name, mind.providers, self._key, temperature=mind.temperature, thinking=mind.thinking)
+        habits = ModelHabits(mind.temperature, mind.thinking, mind.native_output)
+        return make_model(name, mind.providers, self._key, habits)
 
     def _key(self, name: str) -> str | None:
         secrets = self._agent.secrets
