@@ -41,6 +41,7 @@ class FakeTelegram:
         self.blocked: set[str] = set()
         self.webhook = False
         self.previews: list[bool] = []
+        self.silent: list[bool] = []
         self._updates: list[dict[str, Any]] = []
         self._ids = itertools.count(1000)
         self._message_ids = itertools.count(1)
@@ -144,6 +145,7 @@ class FakeTelegram:
             raise Refused(403, "Forbidden: bot was blocked by the user")
         self._check_text(asked["text"])
         self.previews.append(not asked["link_preview_options"]["is_disabled"])
+        self.silent.append(asked["disable_notification"])
         buttons: dict[str, str] = {}
         for row in asked.get("reply_markup", {}).get("inline_keyboard", ()):
             for each in row:

@@ -407,6 +407,13 @@ async def test_what_expires_is_shown_as_expired(world: World, tmp_path: Path) ->
     assert shown.text.startswith("Expired without an answer, which counts as a no: wipe of desk")
 
 
+@pytest.mark.parametrize(("end", "silent"), [("06:00", True), ("23:59", False)])
+async def test_a_question_in_quiet_hours_is_silent(world: World, tmp_path: Path, end: str, *, silent: bool) -> None:
+    quiet = f"  quiet_hours: {{start: '23:58', end: '{end}', timezone: UTC}}\n"
+    phone = await ready(world, tmp_path, more=quiet)
+    assert phone.platform.silent == [False, silent]
+
+
 async def test_no_link_in_a_question_is_fetched_by_the_platform(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
     assert not any(phone.platform.previews)

@@ -24,6 +24,7 @@ from halter.core.spec import (
     GatewaySpec,
     NtfySpec,
     Phase,
+    QuietHours,
     ResolvedPolicy,
     ShellSpec,
     SignOnSpec,
@@ -334,6 +335,8 @@ def test_how_decisions_reach_a_phone_is_read() -> None:
         "  telegram: {token: '${secret:T}', url: 'http://127.0.0.1:8081'}\n"
     ).spec.channels
     assert said.dashboard == "https://halter.example"
+    hours = fleet("channels: {quiet_hours: {start: '22:00', end: '06:00', timezone: Europe/Berlin}}\n").spec.channels
+    assert hours.quiet_hours == QuietHours(start="22:00", end="06:00", timezone="Europe/Berlin")
     assert said.telegram == TelegramSpec(token="${secret:T}", url="http://127.0.0.1:8081")
     assert fleet("channels: {ntfy: {}}\n").spec.channels.ntfy == NtfySpec(url="https://ntfy.sh")
     said = fleet("channels: {ntfy: {url: 'http://127.0.0.1:8082', token: '${secret:N}'}}\n").spec.channels

@@ -10,6 +10,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
+from halter.autonomy.pace import Hours, find_wake_time
 from halter.channels.messages import (
     RANDOM_BYTES,
     ApproveShown,
@@ -109,12 +112,14 @@ class DecisionChannel:
         transport: Transport,
         tell: Tell,
         dashboard: str = "",
+        quiet: Hours | None = None,
         randomly: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._app = app
         self._transport = transport
         self._tell = tell
         self._dashboard = dashboard
+        self._quiet = quiet
         self._randomly = randomly
         self._store = app.patient()
         self._worker = make_worker_id(f"channel-{transport.name}", app.ids)
@@ -214,6 +219,8 @@ class DecisionChannel:
     async def _show(self, place: str, one: WaitingDecision) -> None:
         now, random = self._app.clock.now(), self._randomly(RANDOM_BYTES)
         message = compose(one, now, self._transport.fits, random, self._dashboard)
+        if self._quiet is not None and find_wake_time(self._quiet, now) is None:
+            message = replace(message, silent=True)
         try:
             sent = await self._transport.send(place, message)
         except TransportFailed as failed:

@@ -46,6 +46,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     shown: tuple[int, int] = (0, 0)
     cut: bool = False
     button: str = ""
+    silent: bool = False
 
 
 class ChatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,7 +110,10 @@ class NtfyTransport:
             }
             for each in message.buttons[:MAX_BUTTONS]
         ]
-        return await self._publish({"topic": place, "title": "Halter", "message": message.text, "actions": buttons})
+        quiet = {"priority": 2} if message.silent else {}
+        return await self._publish(
+            {"topic": place, "title": "Halter", "message": message.text, "actions": buttons, **quiet}
+        )
 
     async def close_message(self, place: str, message: str, text: str) -> None:
         """Publish the outcome in place of a message; a server before 2.16 shows it as another one."""

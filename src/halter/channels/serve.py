@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from halter.autonomy.pace import parse_active_hours
 from halter.channels.channel import DecisionChannel, Tell, Transport, TransportFailed, describe_error
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
@@ -75,17 +76,18 @@ async def serve_channels(app: Runtime, tell: Tell, connect: Connect = connect_di
     except ConfigError as error:
         tell(f"No channel is served: {error}")
         return
-    dashboard = "" if spec.dashboard is UNSET else spec.dashboard
-    acts = [partial(_serve, app, each, tell, dashboard) for each in make_transports(app, spec, connect)]
+    acts = [partial(_serve, app, each, tell, spec) for each in make_transports(app, spec, connect)]
     if acts:
         await run_together(acts)
 
 
-async def _serve(app: Runtime, transport: Transport, tell: Tell, dashboard: str) -> None:
+async def _serve(app: Runtime, transport: Transport, tell: Tell, spec: ChannelsSpec) -> None:
     """Serve one channel, and begin anew after a failure: it must not end what runs beside it."""
+    dashboard = "" if spec.dashboard is UNSET else spec.dashboard
     while True:
         try:
-            await DecisionChannel(app, transport, tell, dashboard).run()
+            quiet = None if spec.quiet_hours is UNSET else parse_active_hours(spec.quiet_hours)
+            await DecisionChannel(app, transport, tell, dashboard, quiet).run()
         except Exception as error:  # noqa: BLE001 no failure here may stop an agent or the server
             raise_if_cancelled()
             tell(f"The channel {transport.name} broke, and is tried again: {describe_error(error)}")

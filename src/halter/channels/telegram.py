@@ -127,6 +127,7 @@ class TelegramTransport:
             "text": message.text,
             "entities": [{"type": "pre", "offset": start, "length": end - start}] if end > start else [],
             "link_preview_options": {"is_disabled": True},
+            "disable_notification": message.silent,
             **({"reply_markup": {"inline_keyboard": keyboard}} if message.buttons else {}),
         }
         return str((await self._call("sendMessage", params, _Sent)).message_id)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.agent_spec import (
+    ActiveHours,
     Anonymize,
     ArgumentUseText,
     Autonomy,
@@ -330,12 +331,20 @@ class SlackSpec(Spec, frozen=True):
     url: Annotated[Url, Meta(description="The address of the Web API.")] = "https://slack.com/api"
 
 
+class QuietHours(ActiveHours, frozen=True):
+    """When messages of channels arrive without a sound. An end before the start is on the next day."""
+
+
 class ChannelsSpec(Spec, frozen=True):
     """Where people answer decisions, beside the inbox. Who may is paired with `halter channels pair`."""
 
     telegram: Annotated[TelegramSpec, Meta(description="By a bot of your own in Telegram.")] | UnsetType = UNSET
     ntfy: Annotated[NtfySpec, Meta(description="By ntfy, with secret topics.")] | UnsetType = UNSET
     slack: Annotated[SlackSpec, Meta(description="By an app of your own in Slack.")] | UnsetType = UNSET
+    quiet_hours: (
+        Annotated[QuietHours, Meta(description="When questions arrive without a sound, where the platform can.")]
+        | UnsetType
+    ) = UNSET
     dashboard: (
         Annotated[Url, Meta(description="The dashboard's address, named where a question is too long for a message.")]
         | UnsetType
