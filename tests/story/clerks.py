@@ -58,6 +58,7 @@ def greet(who: str) -> str:
     return f"Hello {who}."
 ''',
     "clerk/welcome.yaml": '- call: greet\n  with: {who: "${inputs.who}"}\n',
+    "clerk/evals.yaml": "max_cost_usd: 0.10\ncases:\n  - {name: greets, input: hello, expect: {equals: Hello.}}\n",
     "fleet/halter.yaml": "limits: {max_cost_usd_per_month: 200}\n",
     "letter.json": '{"to": "carol"}',
 }

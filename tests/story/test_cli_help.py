@@ -224,6 +224,8 @@ ANSWERS = [
     *(
         "status",
         "top --once",
+        "eval run clerk",
+        "eval add clerk-2 clerk",
         "tell clerk-1 hello",
         "sessions",
         "show clerk-1",

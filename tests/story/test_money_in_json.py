@@ -123,6 +123,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
     return {
         ("init",): ("~/other",), ("run",): ("~/desk", "Send it."), ("play",): ("~/desk/letter.yaml",),
         ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (), ("top",): ("--once",),
+        ("eval", "run"): ("~/nothing",), ("eval", "add"): (session, "~/desk"),
         ("sessions",): (), ("show",): (session,), ("tail",): (session,), ("receipt",): (session,), ("report",): (),
         ("export",): (session, "--output", "~/export.jsonl"),
         ("findings", "list"): (), ("findings", "keep"): ("nothing",), ("findings", "dismiss"): ("nothing",),

@@ -36,9 +36,17 @@ class PlainGroup(TyperGroup):
 class ListingGroup(PlainGroup):
     """A group that runs `list`, unless one of its commands is named."""
 
+    DEFAULT = "list"
+
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         first = next(iter(args), "")
-        return super().parse_args(ctx, args if first in self.commands or first == "--help" else ["list", *args])
+        return super().parse_args(ctx, args if first in self.commands or first == "--help" else [self.DEFAULT, *args])
+
+
+class EvalGroup(ListingGroup):
+    """A group that runs `run`, unless one of its commands is named."""
+
+    DEFAULT = "run"
 
 
 class LazyCommand(PlainCommand):
@@ -121,6 +129,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "run": ("talk:run", "Give an agent a task, and wait until it is done."),
         "chat": ("talk:chat", "Talk with an agent, line by line."),
         "play": ("play:play", "Run a playbook through the guard, call by call."),
+        "eval": ("play:evals", "Run an agent's cases under one cap; compare with the last run."),
         "demo": ("demo:demo", "Show what Halter is for, then watch this machine."),
     },
     "Run by themselves": {
@@ -228,6 +237,9 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ('halter run clerk "What is 17 * 23?"', 'halter run clerk "hello" --json'),
     "chat": ("halter chat clerk",),
     "play": ("halter play clerk/welcome.yaml --input who=Ada",),
+    "eval": ("halter eval clerk", "halter eval clerk --json"),
+    "eval run": ("halter eval clerk",),
+    "eval add": ("halter eval add clerk-2 clerk",),
     "demo": ("halter demo", "halter demo --night-only --json"),
     "up": ("halter up clerk", "halter up clerk --json"),
     "worker": ("halter worker", "halter worker clerk --concurrency 20 --json"),

@@ -1,22 +1,25 @@
-"""`halter play` and `trust`: a playbook through the guard, and the code that may run for it."""
+"""`halter play`, `eval` and `trust`: a playbook through the guard, cases for an agent, and the code that may run."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from halter.cli.command import (
     JsonOption,
+    SessionArgument,
     StoreOption,
     fail,
     find_session_by_prefix,
     read_cli_settings,
     report_errors,
     run_with_app,
+    show_sheet,
 )
+from halter.cli.commands import EvalGroup, PlainCommand
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, say, warn
 from halter.core.agent_spec import Playbook, Step
@@ -175,3 +178,68 @@ def _announce_wait(asked: NeedsPerson, state: State) -> None:
 
 def _ignore_step(_: Step, __: Answer) -> None:
     """A program reads the answer at the end."""
+
+
+EvalFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")]
+
+
+def run_cases(
+    folder: EvalFolder,
+    *,
+    cases: Annotated[
+        Path | None, typer.Option("--cases", metavar="FILE", help="The cases (default: evals.yaml in the folder).")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Run the cases with this model instead of the agent's.")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Run an agent's cases, some at a time, under one cap, and compare with the last run.
+
+    Each run has a store of its own, which is named at the end. A case in which the agent waits for a person fails.
+    Exits 1 if a case fails.
+    """
+    from halter.testing.evals import build_eval_sheet, evaluate
+
+    settings = report_errors(lambda: read_cli_settings(None))
+    run = report_errors(lambda: evaluate(folder, settings, cases=cases, model=model))
+    if as_json:
+        answer_json(run)
+    else:
+        show_sheet(build_eval_sheet(run))
+    if run.passed < len(run.cases):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def add_recorded_case(
+    session: SessionArgument,
+    folder: EvalFolder,
+    *,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name (default: the session's id).")] = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a case of a recorded session: its first words, the tools that it called, and its answer.
+
+    It is added to evals.yaml in the agent's folder; edit there what is expected.
+    """
+    from halter.testing.evals import CASES_FILE, add_case, make_case
+
+    async def job(app: Runtime) -> dict[str, Any]:
+        from halter.runtime.sessions import read_fork
+
+        row = await find_session_by_prefix(app, session)
+        fork = await read_fork(app.store, row)
+        return make_case(name or row.session, fork.messages, finished=row.state == "COMPLETED")
+
+    case, path = run_with_app(store, job), folder / CASES_FILE
+    report_errors(lambda: add_case(path, case))
+    if as_json:
+        answer_json({"file": str(path), "case": case})
+    else:
+        say(f"{path} has a case {case['name']!r} now: edit there what is expected of it.")
+
+
+evals = typer.Typer(cls=EvalGroup, help="Run an agent's cases under one cap; compare with the last run.")
+evals.command("run", cls=PlainCommand)(run_cases)
+evals.command("add", cls=PlainCommand)(add_recorded_case)

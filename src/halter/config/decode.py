@@ -86,7 +86,9 @@ def _duration(value: Any) -> int:
 
 
 def _dollars(value: Any) -> int:
-    if not _is_number(value) or not 0 <= value <= MAX_SAFE_INTEGER // DOLLAR:
+    """Read an amount as a file writes it, or as a program gives it."""
+    exact = isinstance(value, Decimal) and value.is_finite()
+    if not (exact or _is_number(value)) or not 0 <= value <= MAX_SAFE_INTEGER // DOLLAR:
         raise UnfitValue
     return usd_to_micros(value)
 

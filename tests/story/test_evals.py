@@ -1,0 +1,236 @@
+"""Evals: cases under one cap, what counts as failed, how a run is held against the last one, and recorded cases."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from halter import Agent, tool
+from halter.cli import build
+from halter.config.yaml_reader import load_bytes
+from halter.core.errors import ConfigError
+from halter.core.messages import Prompt, Reply, Text, ToolCall
+from halter.core.usage import ModelName, Usage
+from halter.testing.evals import EvalFile, MakeAgent, divide_cap, parse_evals, run_evals
+from halter.testing.models import FunctionModel, Said
+
+
+def file(text: str) -> EvalFile:
+    return parse_evals(load_bytes(text.encode(), "evals.yaml"))
+
+
+@tool(level="SAFE", effect="read")
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool(level="RESTRICTED", cost=0.01)
+def send(to: str) -> str:
+    """Send a letter."""
+    return f"sent to {to}"
+
+
+def last_words(prompt: Prompt) -> str:
+    return "".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text))
+
+
+def answers(prompt: Prompt) -> Said:
+    """Do what the first message asks: add, send, or repeat it."""
+    asked, done = last_words(prompt), len(prompt.messages) > 1
+    if "add" in asked and not done:
+        return ToolCall("1", "add", '{"a": 1, "b": 2}')
+    if "send" in asked and not done:
+        return ToolCall("1", "send", '{"to": "bob"}')
+    return f"You said: {asked}"
+
+
+async def test_a_program_may_write_its_cap_as_an_exact_amount() -> None:
+    agent = Agent("desk", store="memory:", model=FunctionModel(answers), max_cost_usd=Decimal("0.25"))
+    assert (await agent.run("hello")).ok
+
+
+@pytest.mark.parametrize("amount", ["NaN", "Infinity", "-1"])
+async def test_a_cap_that_is_no_amount_is_refused(amount: str) -> None:
+    agent = Agent("desk", store="memory:", model=FunctionModel(answers), max_cost_usd=Decimal(amount))
+    with pytest.raises(ConfigError, match="max_cost_usd"):
+        await agent.run("hello")
+
+
+def maker(tmp_path: Path, caps: list[Decimal] | None = None, model: Any = None) -> MakeAgent:
+    def make(cap: Decimal, waits: Any) -> Agent:
+        if caps is not None:
+            caps.append(cap)
+        return Agent(
+            "desk",
+            store=tmp_path / "evals.db",
+            model=model or FunctionModel(answers),
+            tools=[add, send],
+            max_cost_usd=cap,
+            waits=waits,
+            environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+        )
+
+    return make
+
+
+async def test_each_expectation_is_checked_and_a_failure_says_which(tmp_path: Path) -> None:
+    cases = file(
+        """\
+max_cost_usd: 1.00
+cases:
+  - {name: finishes, input: hello}
+  - {name: contains, input: hello, expect: {contains: [YOU SAID], lacks: [goodbye], matches: "said: h"}}
+  - {name: calls, input: add it, expect: {calls: [add], avoids: [send]}}
+  - {name: equals, input: hello, expect: {equals: Hello.}}
+  - {name: lacks, input: hello, expect: {lacks: [HELLO]}}
+  - {name: misses, input: hello, expect: {calls: [add]}}
+  - {name: avoids, input: add it, expect: {avoids: [add]}}
+"""
+    )
+    found = await run_evals(cases, maker(tmp_path))
+    assert [(case.name, case.passed, case.why) for case in found] == [
+        ("finishes", True, ""),
+        ("contains", True, ""),
+        ("calls", True, ""),
+        ("equals", False, "It is not “Hello.”."),
+        ("lacks", False, "It contains “HELLO”."),
+        ("misses", False, "add was not called."),
+        ("avoids", False, "add was called."),
+    ]
+    assert len({case.session for case in found}) == len(found)
+
+
+async def test_a_case_that_waits_for_a_person_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    cases = file("max_cost_usd: 1\ncases:\n  - {name: asks, input: send it}\n  - {name: says, input: hello}\n")
+    asks, says = await run_evals(cases, maker(tmp_path))
+    assert not asks.passed
+    assert asks.why.startswith("It waits for a person: ")
+    assert says.passed
+
+
+async def test_all_cases_together_never_cost_more_than_their_cap(tmp_path: Path) -> None:
+    class Dear(FunctionModel):
+        name = ModelName("openai", "gpt-5-mini")
+
+        async def ask(self, prompt: Prompt, permit: Any, hear: Any = None) -> Reply:
+            permit.use()
+            return Reply(
+                (ToolCall(str(len(prompt.messages)), "add", '{"a": 1, "b": 2}'),), "calls", Usage(1_000, 1_000)
+            )
+
+    lines = "".join(f"  - {{name: c{number}, input: add it}}\n" for number in range(8))
+    cases, caps = file(f"max_cost_usd: 0.04\nparallel: 8\ncases:\n{lines}"), list[Decimal]()
+    found = await run_evals(cases, maker(tmp_path, caps, Dear(answers)))
+    assert sum(caps) <= Decimal("0.04")
+    assert not any(case.passed for case in found)
+    assert Decimal(0) < sum(case.cost_usd for case in found) <= Decimal("0.04")
+
+
+def test_the_cap_is_divided_and_what_a_case_has_of_its_own_comes_first() -> None:
+    cases = file(
+        "max_cost_usd: 1\ncases:\n  - {name: a, input: x, max_cost_usd: 0.4}\n  - {name: b, input: x}\n"
+        "  - {name: c, input: x}\n"
+    )
+    assert divide_cap(cases) == [400_000, 300_000, 300_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("max_cost_usd: 1\ncases: []\n", "no cases"),
+        ("max_cost_usd: none\ncases: [{name: a, input: x}]\n", "need a cap"),
+        ("cases: [{name: a, input: x}]\n", "max_cost_usd"),
+        ("max_cost_usd: 1\ncases: [{name: a, input: x, max_cost_usd: 2}]\n", "come to more"),
+        ("max_cost_usd: 1\ncases: [{name: a, input: x}, {name: a, input: y}]\n", "earlier case"),
+        ('max_cost_usd: 1\ncases: [{name: a, input: x, expect: {matches: "("}}]\n', "no regular expression"),
+        ("max_cost_usd: 1\ncases: [{name: a, input: x, expect: {judge: polite}}]\n", "judge_model"),
+        ("max_cost_usd: 1\ncases: [{name: a, input: x, expects: {}}]\n", "expects"),
+    ],
+)
+def test_a_file_that_could_not_work_is_refused_with_its_line(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        file(text)
+
+
+async def test_a_judge_decides_and_is_paid_from_the_case(tmp_path: Path) -> None:
+    cases = file(
+        "max_cost_usd: 1\njudge_model: openai:gpt-5-mini\ncases:\n"
+        "  - {name: good, input: hello, expect: {judge: It repeats the words.}}\n"
+        "  - {name: bad, input: hello, expect: {judge: It is in French.}}\n"
+        "  - {name: wrong, input: hello, expect: {equals: x, judge: It repeats the words.}}\n"
+    )
+    asked: list[str] = []
+
+    def verdict(prompt: Prompt) -> Said:
+        asked.append(last_words(prompt))
+        met = "repeats" in asked[-1]
+        return ToolCall("1", "final_answer", msgspec.json.encode({"value": {"met": met, "why": "no French"}}).decode())
+
+    judged: list[Decimal] = []
+    judge = maker(tmp_path, judged, FunctionModel(verdict))
+    good, bad, wrong = await run_evals(cases, maker(tmp_path), judge)
+    assert (good.why, good.passed, bad.passed, wrong.passed) == ("", True, False, False)
+    assert bad.why == "The judge: no French"
+    assert len(asked) == 2, "what failed by itself is not judged"
+    assert all(cap <= Decimal("0.07") for cap in judged)
+
+
+AGENT = "name: desk\nmodel: scripted\nscript: replies.yaml\n"
+
+
+@pytest.fixture
+def halter(tmp_path: Path) -> Any:
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    (desk / "agent.yaml").write_text(AGENT)
+    (desk / "replies.yaml").write_text("- text: Good evening.\n")
+    environment = {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HALTER_PERSON": "ada",
+    }
+
+    def types(*words: str) -> Result:
+        return CliRunner().invoke(build(), [word.replace("~", str(tmp_path)) for word in words], env=environment)
+
+    return types
+
+
+def test_a_recorded_session_becomes_a_case_and_a_run_is_held_against_the_last(halter: Any, tmp_path: Path) -> None:
+    session = msgspec.json.decode(halter("run", "~/desk", "Hello.", "--json").stdout)["session"]
+    assert halter("eval", "add", session, "~/desk", "--name", "greets").exit_code == 0
+    written = (tmp_path / "desk" / "evals.yaml").read_text()
+    assert "name: greets" in written
+    assert "equals: Good evening." in written
+    again = halter("eval", "add", session, "~/desk", "--name", "greets")
+    assert again.exit_code != 0
+    assert "already" in again.output
+
+    first = halter("eval", "~/desk")
+    assert first.exit_code == 0, first.output
+    assert "1 of 1 cases passed" in first.output
+    assert "This is the first run." in first.output
+
+    (tmp_path / "desk" / "replies.yaml").write_text("- text: Go away.\n")
+    second = halter("eval", "~/desk", "--json")
+    told = msgspec.json.decode(second.stdout)
+    assert second.exit_code == 1
+    assert [(case["name"], case["passed"], case["before"]) for case in told["cases"]] == [("greets", False, "passed")]
+    third = halter("eval", "~/desk")
+    assert third.exit_code == 1
+    assert "FAILED" in third.output
+    assert "nothing changed" in third.output
+    assert Path(told["store"]).is_file()
+    shown = halter("sessions", "--store", told["store"], "--json")
+    assert [row["session"] for row in msgspec.json.decode(shown.stdout)] == [told["cases"][0]["session"]]
+    assert "Nothing needs you" in halter("inbox").output
+
+
+def test_a_folder_without_cases_is_told_how_to_make_one(halter: Any) -> None:
+    said = halter("eval", "~/desk")
+    assert said.exit_code != 0
+    assert "halter eval add SESSION FOLDER" in said.output
