@@ -72,6 +72,9 @@ class GatewayPlace:
         start.write_text(f"#!/bin/sh\n{shlex.join(command)} | tee -a {shlex.quote(str(home / 'said'))}\n")
         start.chmod(0o755)
         self.gateway = str(start)
+        self.typed = ["mcpdo", "--catalog", str(home / "catalog.json"), "--format", "json"]
+        nothing = subprocess.DEVNULL
+        self.quiet: Any = {"env": self.environ, "cwd": home, "stdin": nothing, "stdout": nothing, "stderr": nothing}
 
     def noted(self) -> list[str]:
         return self.notes.read_text().splitlines() if self.notes.exists() else []
@@ -130,11 +133,10 @@ class GatewayPlace:
     def connected(self, era: str, seconds: int = LONG) -> Generator[Callable[..., Any]]:
         """Inspector's connection that outlives its commands; yields what types one."""
         entry: dict[str, Any] = {"command": self.gateway, "args": [], "requestTimeout": seconds * 1000}
-        catalog = self.home / "catalog.json"
-        catalog.write_text(json.dumps({"mcpServers": {"guarded": entry}}))
+        (self.home / "catalog.json").write_text(json.dumps({"mcpServers": {"guarded": entry}}))
 
         def type_words(*words: str) -> Any:
-            said = self.run(["mcpdo", "--catalog", str(catalog), "--format", "json", *words])
+            said = self.run([*self.typed, *words])
             return json.loads(said[said.index("{") :])
 
         type_words("connect", "guarded", "--era", era, "--connect-timeout", "60000")
@@ -322,6 +324,32 @@ def test_a_call_of_inspector_that_a_person_approves_while_it_waits_is_made(place
     assert path.read_text() == "new"
     # In the newer protocol it knows tasks, and asks how its own stands.
     assert ('"resultType":"task"' in (place.home / "said").read_text()) == (era == "modern")
+
+
+def test_a_server_of_others_asks_the_agent_s_model_and_inspector_follows_its_resource(place: GatewayPlace) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    script = [{"text": "of the sea", "usage": usage, "repeat": True}]
+    (place.home / "desk" / "script.yaml").write_text(json.dumps(script))
+    place.policy("model: scripted\nscript: script.yaml\ngateway: {sampling: true}\n")
+    uri = "demo://resource/dynamic/text/1"
+    with place.connected("legacy") as do:
+        said = do("tools/call", "everything__trigger-sampling-request", "prompt:=what?")
+        assert "of the sea" in json.dumps(said), said
+        # The command goes on until it is stopped.
+        following = subprocess.Popen(
+            [*place.typed, "--connection", "guarded", "resources/subscribe", uri], **place.quiet
+        )
+        try:
+            do("tools/call", "everything__toggle-subscriber-updates")
+            while not (changed := place.said("notifications/resources/updated")):
+                time.sleep(0.2)
+        finally:
+            following.terminate()
+            following.wait()
+        assert changed[0]["uri"] == uri
+        # Its server logs under its own name.
+        assert {each["logger"] for each in place.said("notifications/message")} == {"everything"}
 
 
 def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_waits(place: GatewayPlace) -> None:

@@ -244,7 +244,7 @@ async def test_a_key_lowers_what_its_agent_may_spend_and_never_raises_it(
 
 
 async def test_what_one_key_left_open_is_unknown_to_another_key(tmp_path: Path) -> None:
-    meta = {
+    meta: Any = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {
             "elicitation": {"form": {}},
