@@ -18,7 +18,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench clients frameworks soak versions lock clean
+.PHONY: setup system run test check style types docs pictures bench clients frameworks dist soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -87,6 +87,12 @@ frameworks: setup
 		$(MAKE) --no-print-directory setup VENV=.frameworks/$$name && \
 		.frameworks/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$pins && \
 		.frameworks/$$name/bin/python -m pytest -k $$name tests/adapters/test_$$name.py tests/adapters/test_kill.py || exit; done
+
+# The wheel and the source archive, and an agent that runs from the wheel alone.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+	$(BIN)/python -m pytest -q tests/wheel
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600
