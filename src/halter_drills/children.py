@@ -40,7 +40,10 @@ PATIENCE: Final = 60.0
 
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter_drills.{name}" for name in DRILLS))
+DEFERRED: Final = ("cryptography.hazmat.primitives.asymmetric.ed25519", "genai_prices", "httpx2", "pkgutil", "yaml")
+"""What Halter imports when it is first needed, which most children do."""
+
+PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter_drills.{name}" for name in DRILLS), *DEFERRED)
 """Imported once by the fork server, for all children; multiprocessing needs the main module in each."""
 
 
