@@ -40,7 +40,11 @@ made 425, and 0.7.0 made 1,400.
 | the model, the tool; beginning and ending a run | 255 | 106 | 96 | of a run three commits and a claim |
 | the loop: decisions, transcript, prompt | 195 | 104 | 100 | two steps of a turn, and what is new of the prompt |
 
-No function stands out: the longest has 7 % of the bytecodes. A faster step has fewer layers, not faster ones.
+No function stands out: the longest has 7 % of the bytecodes. A faster step has fewer layers, not faster ones. By
+samples of the processor, 85 % of a step is inside of the interpreter, a third of that in its evaluation of bytecodes
+and the rest in objects, calls and attributes; hashing takes 2 %, JSON and structs 5 %, collecting garbage 5 %.
+Compiling the seven hottest modules with Cython as they are made a step 10 to 20 % slower: it loses what the interpreter
+learns about each attribute. A run costs two steps more, to begin and to end.
 
 In a file, a durable step takes twice as much: SQLite's statements and the sync of its log."""
 
