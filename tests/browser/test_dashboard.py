@@ -478,6 +478,18 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     expect(agent_row(page, "miser").get_by_role("link", name="miser-2")).to_be_visible()
 
 
+def test_a_policy_is_tried_on_the_past_of_an_agent_before_it_is_applied(house: House, comes: Comes) -> None:
+    page = comes("viewer").goes("/agent/desk")
+    press(page, "Try another policy on the past…")
+    press(dialog(page), "Try it")
+    expect(dialog(page).get_by_role("alert")).to_contain_text("Give a cap or a policy")
+    dialog(page).get_by_label("The cap of a session").fill("0.01")
+    press(dialog(page), "Try it")
+    definition = page.get_by_role("region", name="Definition")
+    expect(definition).to_contain_text("policy: the recorded policy, with a cap of $0.01 of a session")
+    expect(definition).to_contain_text("judged: ")
+
+
 def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(house: House, comes: Comes) -> None:
     house.tell("look at the thermometer")
     house.until(lambda: house.rests("desk-1"))

@@ -37,6 +37,7 @@ from halter.dashboard.page import (
 from halter.dashboard.parts import (
     KeyedList,
     RunBars,
+    TextLabel,
     add_box,
     add_button,
     add_chip,
@@ -58,8 +59,11 @@ from halter.dashboard.parts import (
 from halter.dashboard.session import MAX_TITLE, describe_value, find_number_series, list_values
 from halter.dashboard.sessions import MAX_RUN_BARS, make_run_bar
 from halter.operations import agents, control, fleet, queries
+from halter.operations.backtest import backtest_policy
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
+from halter.present.backtest import build_backtest_sheet
+from halter.present.sheet import list_lines
 from halter.runtime.forecast import TriggerPlan
 
 HISTORY_DAYS = 14
@@ -90,6 +94,9 @@ async def build_agent_page(room: OpenPage, name: str) -> RefreshPage:
                 )
             with add_section("Definition", card=True):
                 _build_definition(room, await read_definition(room.desk, name))
+                tried = add_preformatted("")
+                tried.set_visibility(False)
+                add_button("Try another policy on the past…", lambda: _ask_policy(room, name, tried), "plain")
 
     async def refresh(grown: FeedChanges) -> None:
         line = await _find_line(room, name)
@@ -233,6 +240,26 @@ def ask_to_halt(room: OpenPage, agent: str) -> None:
 
     says = "Its sessions stop within a second, and nothing of it starts until it is resumed."
     open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
+
+
+def _ask_policy(room: OpenPage, agent: str, tried: TextLabel) -> None:
+    """Asks for a cap or a policy, and shows what it would have decided over the recorded sessions; nothing acts."""
+
+    async def do(given: FormValues) -> str:
+        cap, policy = given["cap"].strip(), given["policy"].strip()
+        if not cap and not policy:
+            raise NotDone("Give a cap or a policy: without one there is nothing to try.", "wrong")
+        found = await backtest_policy(room.desk, agent, policy=policy, cap=cap)
+        tried.say("\n".join(list_lines(build_backtest_sheet(found))))
+        tried.set_visibility(True)
+        return f"{found.loosened:,} decisions would be looser." if found.loosened else "Nothing would be looser."
+
+    says = "The recorded calls and requests are judged again under it. Look at the result before you apply it."
+    fields = (
+        FormField("cap", "The cap of a session, in dollars"),
+        FormField("policy", "Or the text of an agent.yaml or a halter.yaml", "", "text"),
+    )
+    open_dialog(room, f"Try another policy on the past of {agent}?", says, fields, "Try it", do, "go")
 
 
 def _build_session(room: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:

@@ -1,6 +1,6 @@
 """What is shown, apart from where: sentences, facts and tables, for a terminal, a page or the dashboard."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -58,6 +58,21 @@ def render_html_page(title: str, sheet: Sheet) -> str:
         f"<title>{_escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n"
         f"<body>\n<h1>{_escape(title)}</h1>\n{parts}\n</body>\n</html>\n"
     )
+
+
+def list_lines(sheet: Sheet) -> Iterator[str]:
+    """Write a sheet as plain lines, where there is room for nothing else."""
+    for part in sheet:
+        match part:
+            case str():
+                yield part
+            case Facts():
+                yield from (f"{name}: {value}" for name, value in part.facts if value)
+            case Listing() if part.rows:
+                yield f"{part.title}:"
+                yield from (" · ".join(cell for cell in row if cell) for row in part.rows)
+            case Listing():
+                yield from ([part.empty] if part.empty else [])
 
 
 def _escape(text: str) -> str:
