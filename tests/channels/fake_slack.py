@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from tests.channels.fake_telegram import FakeMessage, Refused
@@ -79,6 +81,8 @@ class FakeSlack:
         self._deliver(self._last["type"], self._last["payload"])
 
     def write(self, account: str, text: str, place: str = "", reply_to: str = "", **more: Any) -> None:
+        """Deliver a text as Slack does: three characters as entities, and an address as a link."""
+        text = re.sub(r"https?://[^\s\"]+", r"<\g<0>>", escape(text, quote=False))
         ts = f"17000000{next(self._ids):02}.000100"
         event = {"type": "message", "channel": place or account, "user": account, "text": text, "ts": ts, **more}
         event |= {"thread_ts": reply_to} if reply_to else {}
@@ -171,4 +175,6 @@ class FakeSlack:
         elements = [each for block in actions for each in block["elements"]]
         if any(len(each["value"]) > 2000 or len(each["text"]["text"]) > 75 for each in elements):
             raise Refused(200, "invalid_blocks")
+        for entity, shown in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+            text = text.replace(entity, shown)
         return text, {each["text"]["text"]: each["value"] for each in elements}

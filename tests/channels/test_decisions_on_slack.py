@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from httpx2 import AsyncClient
 
 from halter.channels.channel import DecisionChannel
-from halter.channels.slack import SlackTransport
+from halter.channels.slack import SlackTransport, read_typed
 from halter.core.clock import MINUTE, SECOND
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
@@ -82,6 +83,41 @@ async def test_words_in_the_thread_of_a_question_answer_it(world: World, tmp_pat
     phone.platform.write(ADA, "halt", place="D1")
     await world.advance(MINUTE)
     assert [row.by for row in await world.journal.ask(Query("all_halts", HaltRow))] == ["ada"]
+
+
+async def test_a_text_is_shown_as_it_is_though_slack_reads_entities(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path, WIPES.replace("old", "'a&lt;b & <c>'"))
+    (shown,) = phone.platform.messages[1:]
+    assert '"a&lt;b & <c>"' in shown.text
+
+
+async def test_what_does_not_fit_once_it_is_escaped_cannot_be_approved(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path, WIPES.replace("old", f"'{'&' * 1000}'"))
+    (shown,) = phone.platform.messages[1:]
+    assert [*shown.buttons] == ["Deny"]
+
+
+async def test_arguments_are_approved_as_they_were_typed(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, '{"path": "a&b <c> https://a.test/?x=1&y=2"}', place="D1", reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert [made.verdict for made in await phone.made()] == ["edit"]
+    results = [each for each in await phone.fleet.events("desk.once-1") if each.body and b"wiped" in each.body]
+    assert b"wiped a&b <c> https://a.test/?x=1&y=2" in results[0].body
+
+
+@pytest.mark.parametrize(
+    ("delivered", "typed"),
+    [
+        ("<http://a.test|a.test>", "a.test"),
+        ("<mailto:ada@a.test|ada@a.test>", "ada@a.test"),
+        ("&amp;lt;", "&lt;"),
+        ("ask <@U0EVE>", "ask <@U0EVE>"),
+    ],
+)
+def test_what_slack_delivers_is_read_as_it_was_typed(delivered: str, typed: str) -> None:
+    assert read_typed(delivered) == typed
 
 
 async def test_what_was_cut_cannot_be_approved(world: World, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Each envelope is confirmed when it is read: Slack waits three seconds for that, 
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -27,6 +28,8 @@ MAX_SEEN: Final = 1000
 _TOO_MANY: Final = 429
 _WRONG_KEY: Final = ("invalid_auth", "not_authed", "account_inactive", "token_revoked", "not_allowed_token_type")
 _LATER: Final = ("ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
+_LINK: Final = re.compile(r"<(?:[a-z]+:[^<>|]*\|([^<>]+)|([a-z]+:[^<>|]+))>")
+"""A link as Slack delivers it: with what was typed, where that is not the whole address."""
 _GONE: Final = ("message_not_found", "cant_update_message")
 
 
@@ -115,7 +118,7 @@ class SlackTransport:
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
 
     def fits(self, text: str) -> bool:
-        return len(text.encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
+        return len(escape_entities(text).encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
 
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """The next reply, if one comes within a while. A refreshed socket is opened anew by the next call."""
@@ -228,7 +231,18 @@ class SlackTransport:
 
 
 def _make_section(text: str) -> Mapping[str, Any]:
-    return {"type": "section", "text": {"type": "plain_text", "text": text, "emoji": False}}
+    return {"type": "section", "text": {"type": "plain_text", "text": escape_entities(text), "emoji": False}}
+
+
+def escape_entities(text: str) -> str:
+    """Slack shows `&lt;` as `<`, so a text that holds such an entity would be shown as another."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def read_typed(text: str) -> str:
+    """A text as it was typed: Slack delivers what looks like an address as a link, and three characters as entities."""
+    typed = _LINK.sub(lambda link: link[1] or link[2], text)
+    return typed.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 def _describe_failure(method: str, error: str) -> TransportFailed:
@@ -263,6 +277,6 @@ def _read_envelope(raw: str | bytes) -> ChatReply | None:
         account=said.user,
         place=said.channel,
         message=said.thread_ts if said.thread_ts != said.ts else "",
-        text=said.text,
+        text=read_typed(said.text),
         handle=f"{said.user}/{said.ts}",
     )
