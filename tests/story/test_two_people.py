@@ -21,6 +21,7 @@ from halter.guard.approvals import (
     approve_edited,
     encode_matcher,
 )
+from halter.guard.judge import are_two_people
 from halter.operations import decisions
 from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, as_object, put
 from halter.operations.desk import Desk, Role, Who
@@ -99,7 +100,7 @@ async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(worl
         await house.approve("carol")
 
 
-@pytest.mark.parametrize("second", ["ada", "ada.phone", "Ada", "ada.laptop"])
+@pytest.mark.parametrize("second", ["ada", "ada.phone", "Ada", "ada.laptop", "ada@example.com"])
 async def test_no_one_agrees_twice_through_another_token_or_channel(world: World, tmp_path: Path, second: str) -> None:
     house = await asking(world, tmp_path)
     await house.approve("ada")
@@ -111,6 +112,22 @@ async def test_no_one_agrees_twice_through_another_token_or_channel(world: World
     (one,) = await decisions.waiting(house.desk("ada"))
     assert (await world.journal.commit(answer_decision(one, "approve", second, "forced"))).events == ()
     assert not await house.has_run()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "two"),
+    [
+        ("ada@example.com", "ada", False),
+        ("ada@example.com", "ada.phone", False),
+        ("ada.lovelace", "ada.lovelace@example.com", False),
+        ("ada.lovelace.phone", "Ada.Lovelace@example.com", False),
+        ("ada.lovelace@example.com", "ada.byron@example.com", True),
+        ("ada@example.com", "bob", True),
+        ("ada@example.com", "adam", True),
+    ],
+)
+def test_an_address_and_a_name_that_begins_it_are_one_person(first: str, second: str, *, two: bool) -> None:
+    assert are_two_people(first, second) is are_two_people(second, first) is two
 
 
 async def test_an_agent_is_neither_the_first_nor_the_second(world: World, tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def person_of(name: str) -> str:
     return (name if "@" in name else name.partition(".")[0]).casefold()
 
 
+def are_one_person(first: str, second: str) -> bool:
+    """Whether two names may stand for one person: `ada@example.com` is Ada, too, where another name is `ada`."""
+    if ("@" in first) == ("@" in second):
+        return person_of(first) == person_of(second)
+    address, name = (first, second) if "@" in first else (second, first)
+    return f"{name}.".casefold().startswith(f"{address.partition('@')[0]}.".casefold())
+
+
 def make_worker_id(name: str, ids: Ids) -> WorkerId:
     """Name a worker, anew for each process: a restarted one is not the one that died.
 

@@ -18,7 +18,7 @@ import msgspec
 
 from halter.core.clock import HOUR, QUARTER
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
-from halter.core.ids import FLEET, Digest, may_decide, person_of
+from halter.core.ids import FLEET, Digest, are_one_person, may_decide
 from halter.core.money import (
     BudgetRow,
     Cap,
@@ -318,7 +318,7 @@ def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> t
 
 
 def are_two_people(first: str, second: str) -> bool:
-    return may_decide(first) and may_decide(second) and person_of(first) != person_of(second)
+    return may_decide(first) and may_decide(second) and not are_one_person(first, second)
 
 
 def digest_edit(asked: str, edited: str) -> str:
