@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from agents import (
@@ -18,6 +18,7 @@ from agents import (
     Usage,
     WebSearchTool,
     function_tool,
+    handoff,
 )
 from agents.exceptions import UserError
 from openai.types.responses import (
@@ -29,7 +30,7 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-from halter.adapters.openai_agents import GuardedRunner, guard
+from halter.adapters.openai_agents import GuardedRunner, _AgentWrapper, _Terms, guard  # pyright: ignore[reportPrivateUsage]
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
 from halter.runtime.external import EffectRefused
@@ -143,6 +144,21 @@ async def test_an_agent_that_is_handed_off_to_is_under_the_same_guard(desk: Desk
     result = await guard(first, guard=desk.guard()).run("Pay the bill.")
     assert (result.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
     await desk.expect_receipt("COMPLETED", ["pay"], requests=3)
+
+
+async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other() -> None:
+    """The attack: an agent of one hand-off has the place in memory of another one's, which is gone."""
+    made = iter(f"desk {number}" for number in range(20))
+
+    async def invoke(_: Any, __: str) -> Agent[Any]:
+        return Agent(name=next(made))
+
+    anew = handoff(Agent(name="desk"))
+    anew.on_invoke_handoff = invoke
+    wrapper = _AgentWrapper(_Terms(cast("Any", None), 1, frozenset()))
+    (guarded,) = wrapper.wrap(Agent(name="front", handoffs=[anew])).handoffs
+    names = [(await cast("Any", guarded).on_invoke_handoff(None, "")).name for _ in range(20)]
+    assert names == [f"desk {number}" for number in range(20)]
 
 
 async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:

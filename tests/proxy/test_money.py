@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from halter.core.events import RequestRefused, RequestSettled, RequestStarted
-from halter.proxy.dialect import ENVELOPE_TOKENS, IMAGE_TOKENS, RESPONSES, read_call
+from halter.proxy.dialect import ENVELOPE_TOKENS, IMAGE_TOKENS, MESSAGES, RESPONSES, read_call
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -106,6 +106,7 @@ async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
         ('"messages":[{"content":[{"source":{"media_type":"application/pdf","data":"aa"}}]}]', True),
         ('"messages":[{"content":[{"image_url":{"detail":"low","url":"https://a.example/b.png"}}]}]', True),
         ('"input":[{"content":[{"image_url":"https://a.example/b.png"}]}]', True),
+        ('"input":[{"content":[{"image_url":" HTTPS://a.example/b.png"}]}]', True),
         ('"input":[{"content":[{"file":{"file_data":"data:application/pdf;base64,aa"}}]}]', True),
         (r'"messages":[{"content":[{"source":{"type":"\u0075rl","\u0075rl":"https:\/\/a.example"}}]}]', True),
         (r'"messages":[{"content":[{"source":{"media_type":"application\/pdf","data":"aa"}}]}]', True),
@@ -149,10 +150,31 @@ def test_only_an_image_that_is_shown_counts_as_one(shown: dict[str, Any], images
         r'"tools":[{"t\u0079pe":"web_search_20250305"}]',
         r'"max_output_tokens":5,"max\u005Foutput_tokens":90000',
         r'"input":[{"type":"input_\u0061udio"}]',
+        r'"tools":[{"type":"web_search_20250305","max_uses":90,"max\u005fuses":1}]',
     ],
 )
 def test_a_letter_that_is_written_as_its_number_hides_nothing(member: str) -> None:
     assert read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        '"service_tier":"priority","service_tier":"default"',
+        '"background":true,"background":false',
+        '"max_tool_calls":90,"max_tool_calls":1',
+        '"speed":"fast","speed":null',
+    ],
+)
+def test_what_decides_about_money_is_written_once(member: str) -> None:
+    """The attack: a provider that reads the first of two members does what the last one hides."""
+    assert "more than once" in read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced
+
+
+def test_source_code_with_escapes_beside_a_tool_that_names_a_model_is_read() -> None:
+    tool = {"name": "delegate", "input_schema": {"properties": {"model": {"type": "string"}}}}
+    body = {"model": "gpt-5", "tools": [tool], "messages": [{"role": "user", "content": r"print('\u0041')"}]}
+    assert read_call(MESSAGES, json.dumps(body).encode()).unpriced == ""
 
 
 async def test_several_answers_share_what_is_held(place: Any) -> None:

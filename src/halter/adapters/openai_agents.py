@@ -151,11 +151,12 @@ class _AgentWrapper:
 
     def __init__(self, terms: _Terms) -> None:
         self._terms = terms
-        self._made: dict[int, Agent[Any]] = {}
+        self._made: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
+        """The copies by the ids of what they are of, which are kept: the id of one that is gone is given away."""
 
     def wrap(self, agent: Agent[Any]) -> Agent[Any]:
         if id(agent) in self._made:
-            return self._made[id(agent)]
+            return self._made[id(agent)][1]
         if agent.mcp_servers:
             names = ", ".join(server.name for server in agent.mcp_servers)
             raise ConfigError(f"No guard would see the tools of {names}: give them to the agent as function tools.")
@@ -163,7 +164,7 @@ class _AgentWrapper:
         made = agent.clone(tools=[self._tool(tool) for tool in agent.tools], handoffs=[])
         # Not by `clone`, which would take the settings of a named model for those of none.
         made.model = model
-        self._made[id(agent)] = made
+        self._made[id(agent)] = (agent, made)
         made.handoffs = [self._handoff(each) for each in agent.handoffs]
         return made
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from halter.core.usage import ModelName, ModelPrices, Unpriced
 from halter.models.providers import Prices, Tariff, extend_bound
@@ -60,15 +61,16 @@ _NAMED_CONTENT: Final = re.compile(
     rb"""
     "(?: type"\s*:\s*"(?:url|file|input_file|document_url|container_upload|item_reference)"
     | (?:file_id|file_url)"\s*:\s*"
-    | [a-z]+_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"https?:
+    | [a-z]+_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"\s*(?i:https?):
     | media_type"\s*:\s*"application/pdf" )
     """,
     re.VERBOSE,
 )
 """All begin with a quote, so that only quotes are looked at."""
 _PDF: Final = b"data:application/pdf"
-_NUMBERED_LETTER: Final = re.compile(rb"\\u00([2-7][0-9a-fA-F])|\\/")
+_NUMBERED_LETTER: Final = re.compile(rb"\\\\|\\u00([2-7][0-9a-fA-F])|\\/")
 _SEARCHES: Final = re.compile(rb'"type"\s*:\s*"web_search(?:_preview)?(?:_\d[^"]*)?"')
+_MAX_USES: Final = re.compile(rb'"max_uses"\s*:')
 _RUNS_AT_PROVIDER: Final = re.compile(
     rb'"type"\s*:\s*"(web_fetch_\d+|code_execution_\d+|mcp_toolset|file_search|code_interpreter|image_generation|'
     rb'computer_use_preview|mcp)"|"(mcp_servers)"\s*:\s*\[\s*\{'
@@ -107,13 +109,13 @@ class RequestHead(msgspec.Struct):
     n: int | None = None
     thinking: _Thinking | None = None
     stream_options: _StreamOptions | None = None
-    service_tier: str | None = None
-    speed: str | None = None
-    inference_geo: str | None = None
-    background: bool | None = None
-    modalities: Sequence[str] | None = None
-    tools: Sequence[_ServerTool] | None = None
-    max_tool_calls: int | None = None
+    service_tier: str | UnsetType | None = UNSET
+    speed: str | UnsetType | None = UNSET
+    inference_geo: str | UnsetType | None = UNSET
+    background: bool | UnsetType | None = UNSET
+    modalities: Sequence[str] | UnsetType | None = UNSET
+    tools: Sequence[_ServerTool] | UnsetType | None = UNSET
+    max_tool_calls: int | UnsetType | None = UNSET
     web_search_options: msgspec.Raw = _ABSENT
     context_management: msgspec.Raw = _ABSENT
     previous_response_id: msgspec.Raw = _ABSENT
@@ -126,6 +128,17 @@ class RequestHead(msgspec.Struct):
 
 
 _NOTHING: Final = (b"", b"null", b'""')
+_PAID_EXTRA: Final = (
+    "service_tier",
+    "speed",
+    "inference_geo",
+    "background",
+    "modalities",
+    "tools",
+    "max_tool_calls",
+    "web_search_options",
+    "context_management",
+)
 _DECODE_HEAD: Final = msgspec.json.Decoder(RequestHead).decode
 
 
@@ -295,7 +308,7 @@ def _spell_out(body: bytes) -> bytes:
         return body
 
     def spell(found: re.Match[bytes]) -> bytes:
-        letter = bytes.fromhex(found[1].decode()) if found[1] else b"/"
+        letter = bytes.fromhex(found[1].decode()) if found[1] else found[0][1:]
         return found[0] if letter in b'"\\' else letter
 
     return _NUMBERED_LETTER.sub(spell, body)
@@ -305,20 +318,23 @@ def _count_searches(head: RequestHead, body: bytes) -> int | None:
     """How often the provider may search; None where that has no limit."""
     if _SEARCHES.search(body) is None and bytes(head.web_search_options) in {b"", b"null"}:
         return 0
-    if head.max_tool_calls is not None:
+    if isinstance(head.max_tool_calls, int):
         return head.max_tool_calls
     limits = [tool.max_uses for tool in head.tools or () if (tool.type or "").startswith("web_search")]
     known = [limit for limit in limits if limit is not None]
+    if len(_MAX_USES.findall(body)) > len(known):
+        # One is written twice, so the provider may read another one.
+        return None
     return sum(known) if limits and len(known) == len(limits) else None
 
 
 def _find_unpriced(head: RequestHead, body: bytes, searches: int | None, limit: str, dialect: WireDialect) -> str:
     """Say what of a request has no price, so that no hold could cover it."""
-    if head.service_tier is not None and head.service_tier not in _USUAL_TIERS:
+    if head.service_tier and head.service_tier not in _USUAL_TIERS:
         return f"it asks for the service tier {head.service_tier!r}, and what that costs is not listed"
-    if head.speed is not None and head.speed != "standard":
+    if head.speed and head.speed != "standard":
         return f"it asks for the speed {head.speed!r}, and what that costs is not listed"
-    if head.inference_geo not in {None, "global"}:
+    if head.inference_geo and head.inference_geo != "global":
         return f"it asks to be answered in {head.inference_geo!r}, and what that costs is not listed"
     if head.background:
         return "it is answered in the background, so its cost is never reported here"
@@ -335,14 +351,15 @@ def _find_unpriced(head: RequestHead, body: bytes, searches: int | None, limit: 
 
 
 def _find_flaw_of_limit(head: RequestHead, body: bytes, limit: str, dialect: WireDialect) -> str:
-    """A limit that is written twice could be read otherwise by the provider."""
+    """What is written twice could be read otherwise by the provider. What the head has not is not written at all."""
     if limit and getattr(head, limit) < 0:
         return f"its `{limit}` is below zero"
     names = [name for name in dialect.limits if getattr(head, name) is not None]
     if len(names) > 1:
         return f"it has both `{names[0]}` and `{names[1]}`: keep one"
     stored = ("previous_response_id", "conversation", "prompt") if dialect is RESPONSES else ()
-    for name in (*dialect.limits, "n", "model", *stored):
+    extra = [name for name in _PAID_EXTRA if getattr(head, name) is not UNSET and getattr(head, name) is not _ABSENT]
+    for name in (*dialect.limits, "n", "model", *stored, *extra):
         quoted = b'"%s"' % name.encode()
         if body.count(quoted) > 1 and len(re.findall(rb"%s\s*:" % quoted, body)) > 1 and _is_written_twice(body, name):
             return f"it has `{name}` more than once"
