@@ -17,9 +17,9 @@ from halter.core.public_json import encode_public_json
 from halter.core.rows import DecisionRow, HaltRow
 from halter.operations.decisions import DecisionResult
 from halter.operations.desk import Role
-from halter.top.app import TopApp
+from halter.top.app import TopApp, write_arguments
 from halter.top.rows import list_rows
-from halter.top.source import OperationSource, ServerSource, StoreSource
+from halter.top.source import OperationSource, ServerSource, StoreSource, check_server
 from tests.server.conftest import House
 
 SIZE = (80, 24)
@@ -289,7 +289,7 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
         await settle(pilot)
         await pilot.press("2")
         await settle(pilot)
-        for text in ("no json", '{"path": "b"}'):
+        for text in ("no json", "[1]", '{"path": NaN}', '{"path": 1e999}', '{"path": "\\ud800"}', '{"path": "b"}'):
             await pilot.press("e")
             await settle(pilot)
             app.screen.query_one(TextArea).text = text
@@ -298,3 +298,39 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
     assert [given for name, given in done if name == "approve"] == [
         {"decision": "mine-asks", "digest": one.digest, "edit": {"path": "b"}}
     ]
+
+
+def test_arguments_to_edit_neither_steer_the_screen_nor_hide_anything() -> None:
+    hostile = {"path": "a\x9b2J\u202e\u2066\U000e0041b ü 語", "plain": 1}
+    text = write_arguments(hostile)
+    assert all(each.isprintable() or each == "\n" for each in text)
+    assert "ü 語" in text
+    assert msgspec.json.decode(text) == hostile
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "sentence"),
+    [
+        ("http://halter.example", "halter_x", "unencrypted"),
+        ("http://10.0.0.5:8000", "halter_x", "unencrypted"),
+        ("http://127.0.0.1.example", "halter_x", "unencrypted"),
+        ("ftp://127.0.0.1", "halter_x", "no address"),
+        ("halter.example", "halter_x", "no address"),
+        ("https://[", "halter_x", "no address"),
+        ("https://halter.example:99999", "halter_x", "no address"),
+        ("https://\x00", "halter_x", "no address"),
+        ("https://halter.example", "halter_x\n", "no token has"),
+        ("https://halter.example", "halter_ü", "no token has"),
+    ],
+)
+def test_no_token_is_sent_where_others_could_read_it_and_none_is_told(url: str, token: str, sentence: str) -> None:
+    with pytest.raises(NotDone, match=sentence) as no:
+        check_server(url, token)
+    assert "halter_" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://halter.example", "http://localhost:8000", "http://127.0.0.1:1", "http://[::1]:1"]
+)
+def test_a_server_of_this_machine_needs_no_encryption(url: str) -> None:
+    check_server(url, "halter_x")

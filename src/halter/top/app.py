@@ -1,9 +1,10 @@
 """The live terminal: four tables, the followed session's last events, and the keys that answer questions and halt."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
+import msgspec
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,6 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from halter.cli.output import escape_text
 from halter.core.errors import HalterError, NotDone
 from halter.core.text import to_one_line
+from halter.operations.decisions import arguments
 from halter.operations.top import FleetView, QueuedNeed
 from halter.present.events import StyledLine
 from halter.top.rows import COLUMNS, TITLES, Row, describe_need, editable_arguments, head_line, key_of, list_rows
@@ -80,6 +82,12 @@ class LineScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
 
+def write_arguments(shown: Mapping[str, object]) -> str:
+    """Arguments as JSON, in which what steers a terminal or turns a line around stands as an escape."""
+    text = json.dumps(shown, indent=2, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
 class EditScreen(ModalScreen[str | None]):
     """Lets a person change the arguments of a call; Ctrl-S approves what stands there."""
 
@@ -96,7 +104,7 @@ class EditScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="edit"):
             yield Static(escape_text(self._sentence))
-            yield TextArea(json.dumps(self._arguments, indent=2, ensure_ascii=False))
+            yield TextArea(write_arguments(self._arguments))
         yield Footer()
 
     def action_agree(self) -> None:
@@ -270,19 +278,19 @@ class TopApp(App[None]):
     def action_edit(self) -> None:
         if (one := self._asked()) is None:
             return
-        if arguments := editable_arguments(one):
-            self.run_worker(self._edit(one, arguments))
+        if shown := editable_arguments(one):
+            self.run_worker(self._edit(one, shown))
         else:
             self._say("It has no arguments to change: y approves it, n denies it.")
 
-    async def _edit(self, one: QueuedNeed, arguments: dict[str, object]) -> None:
-        text = await self.push_screen_wait(EditScreen(one.need.sentence, arguments))
+    async def _edit(self, one: QueuedNeed, shown: dict[str, object]) -> None:
+        text = await self.push_screen_wait(EditScreen(one.need.sentence, shown))
         if text is None:
             return
         try:
-            edited = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            self._say(f"That is no JSON, so nothing was approved: {error}.")
+            edited = msgspec.json.decode(arguments(text.encode("utf-8", "surrogatepass"), ""))
+        except NotDone as no:
+            self._say(f"Nothing was approved. {no}")
             return
         await self._do("approve", decision=one.need.decision, digest=one.digest, edit=edited)
 

@@ -1,8 +1,10 @@
 """Where the live terminal looks and acts: an open store, or a server. Both offer the operations of the registry."""
 
+import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any, Final, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
@@ -14,6 +16,7 @@ from halter.operations.registry import OPERATIONS
 BY_NAME: Final[Mapping[str, Operation]] = {each.name: each for each in OPERATIONS}
 UNAUTHORIZED: Final = 401
 SERVER_ERROR: Final = 500
+_HEADER_WORD: Final = re.compile(r"[!-~]+")
 
 
 class OperationSource(Protocol):
@@ -28,6 +31,32 @@ class StoreSource:
 
     async def call(self, name: str, **given: Any) -> Any:
         return await BY_NAME[name].run(self._desk, **given)
+
+
+def check_server(url: str, token: str) -> None:
+    """Refuse an address that is none, one at which others could read the token, and a token that is none.
+
+    A library would name the token in its error.
+    """
+    if not _HEADER_WORD.fullmatch(token):
+        raise NotDone("The token holds a character that no token has: copy it anew from `halter tokens add`.", "wrong")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not _HEADER_WORD.fullmatch(url):
+        raise NotDone(f"{url!r} is no address of a server: write one like https://halter.example.", "wrong")
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        sentence = f"{url} would get the token unencrypted: write https://, or make a tunnel to a port of this machine."
+        raise NotDone(sentence, "wrong")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Refusal(msgspec.Struct, frozen=True):
