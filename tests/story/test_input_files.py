@@ -10,12 +10,13 @@ from loops import calls, says, used
 from halter import File
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds, session_stream
-from halter.core.messages import Message, Text
+from halter.core.messages import Message, Prompt, Text
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
 from halter.models.input_files import IMAGE_TOKENS, LARGEST_FILE, PAGE_TOKENS, make_files_message
 from halter.models.wire_format import shape_history
 from halter.present.events import describe_event
+from halter.redaction.anonymize import anonymize_prompt
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 300
 PAPER = b"%PDF-1.4\n" + b"<< /Type /Page >>\n" * 3 + b"<< /Type /Pages /Count 3 >>"
@@ -107,6 +108,34 @@ def test_pages_are_counted_or_told_and_texts_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "page",
+    [b"<< /Type /P#61ge >>", b"<< /Typ#65 /Page >>", b"<< /Type\0/Page >>", b"<< /Type % a page\n /Page >>"],
+    ids=["escaped name", "escaped key", "nul", "comment"],
+)
+def test_pages_that_are_written_otherwise_are_counted_as_well(page: bytes) -> None:
+    """The attack: a letter of many pages that looks like one of a single page."""
+    paper = b"%PDF-1.4\n<< /Type /Page >>\n" + (page + b"\n") * 39
+    (told,) = parts_of(make_files_message([File(paper, "application/pdf", "paper.pdf")]))
+    assert told.tokens == 40 * PAGE_TOKENS
+
+
+def test_pages_without_a_type_are_counted_where_they_are_listed() -> None:
+    kids = b"".join(b"%d 0 R " % number for number in range(40))
+    (told,) = parts_of(make_files_message([File(PAPER + b"/Kids [" + kids + b"]", "application/pdf", "paper.pdf")]))
+    assert told.tokens == 40 * PAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [b"/Type /Obj#53tm", b"/Kids [3 0 R 3 0 R]", b"/Kids 7 0 R", b"/Kids [3 0 R %]\n4 0 R]"],
+    ids=["escaped name", "shown again", "listed elsewhere", "comment"],
+)
+def test_pages_that_may_be_more_than_they_seem_cannot_be_counted(hides: bytes) -> None:
+    with pytest.raises(ConfigError, match="cannot be counted"):
+        make_files_message([File(PAPER + hides, "application/pdf", "paper.pdf")])
+
+
+@pytest.mark.parametrize(
     ("file", "why"),
     [
         (File(b"RIFF", "audio/wav", "a.wav"), "cannot be given to a model"),
@@ -125,6 +154,19 @@ async def test_an_agent_that_hides_names_is_given_no_files(bench: Bench) -> None
     agent = bench.agent(says("Hm."), policy={"anonymize": True})
     with pytest.raises(ConfigError, match="anonymizes what models see"):
         await agent.run("What is it?", files=[File(PNG, "image/png", "cat.png")])
+
+
+def test_where_names_are_hidden_a_file_that_a_history_brought_is_shown_by_its_name_alone() -> None:
+    """The attack: a picture that another agent was given, and that nobody can look through for names."""
+    message = make_files_message([File(PNG, "image/png", "cat of ada@example.com.png")])
+    (sent,) = anonymize_prompt(Prompt(messages=(message,)), "salt", ()).prompt.messages
+    (part,) = parts_of(sent)
+    assert (part.media, part.data, part.tokens, part.trusted) == ("", b"", 0, False)
+    assert "ada@example.com" not in part.text
+    (plain,) = anonymize_prompt(
+        Prompt(messages=(make_files_message([File(PNG, "image/png")]),)), "s", ()
+    ).prompt.messages
+    assert [part.data for part in parts_of(plain)] == [b""]
 
 
 def test_the_wire_has_the_bytes_and_their_type() -> None:

@@ -25,7 +25,11 @@ PAGE_TOKENS: Final = 5_000
 """More than a page of a PDF takes, which is read as text and seen as a picture."""
 LARGEST_FILE: Final = 20 * 1024 * 1024
 LARGEST_IN_ALL: Final = 30 * 1024 * 1024
-_PAGE: Final = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
+_GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
+_PAGE: Final = re.compile(rb"/Type" + _GAP + rb"/Page(?![A-Za-z])")
+_KIDS: Final = re.compile(rb"/Kids" + _GAP + rb"(?:\[([^\]]*)|\d)")
+_LINK: Final = re.compile(rb"(\d+)[\s\0]+\d+[\s\0]+R")
+_ESCAPED: Final = re.compile(rb"#([0-9A-Fa-f]{2})")
 _HIDES_PAGES: Final = b"/ObjStm"
 
 
@@ -79,10 +83,15 @@ def _attach(file: File, kind: str, label: str, tokens: int) -> Text:
 
 
 def _count_pages(file: File) -> int:
-    """Count the pages of a PDF without parsing it: what is compressed cannot be counted."""
+    """Count the pages of a PDF without parsing it: what is compressed, or shown again, cannot be counted."""
     if file.pages > 0:
         return file.pages
-    if _HIDES_PAGES in file.data or not (found := len(_PAGE.findall(file.data))):
+    # A name may be written in numbers.
+    data = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), file.data)
+    lists = [(each, _LINK.findall(each)) for each in _KIDS.findall(data)]
+    unclear = any(not each or b"%" in each or len(links) > len({*links}) for each, links in lists)
+    found = max(len(_PAGE.findall(data)), len({link for _, links in lists for link in links}))
+    if _HIDES_PAGES in data or unclear or not found:
         raise ConfigError(
             f"The pages of {file.name} cannot be counted, so its cost is not bounded: say how many there are, as in "
             f"File(data, {PDF!r}, {file.name!r}, pages=12)."

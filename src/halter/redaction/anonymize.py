@@ -112,14 +112,18 @@ def _hide_message(message: Message, veil: _HidingRules) -> _HiddenPart:
         return kept[1]
     parts = [_hide_part(part, veil) for part in message.parts]
     pairs = _NONE.union(*(part.pairs for part in parts))
-    made = Message(message.role, tuple(part.what for part in parts)) if pairs else message
+    changed = bool(pairs) or any(isinstance(part, Text) and part.data for part in message.parts)
+    made = Message(message.role, tuple(part.what for part in parts)) if changed else message
     hidden = _HiddenPart(made, pairs, sum(part.growth for part in parts))
     vars(message)[_CACHE_KEY] = (veil, hidden)
     return hidden
 
 
 def _hide_part(part: Part, veil: _HidingRules) -> _HiddenPart:
+    """Hide the values of a part. Names and numbers in a file cannot be hidden: only what it is called is left."""
     match part:
+        case Text(data=data) if data:
+            return _hide_part(msgspec.structs.replace(part, media="", data=b"", tokens=0), veil)
         case Text(text=text) | ToolResult(text=text):
             hidden = _hide_text(text, veil)
             return msgspec.structs.replace(hidden, what=msgspec.structs.replace(part, text=hidden.what))
