@@ -1,14 +1,19 @@
 """Decisions on ntfy: a secret topic knows a person, and a button counts once, for what it was shown with."""
 
+import logging
 from pathlib import Path
 
+import pytest
+
+from halter.channels.serve import connect_directly
 from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import channel_stream
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import decisions
-from halter.operations.channels import offer_pairing
+from halter.operations.channels import list_approvers, offer_pairing
 from halter.operations.desk import Desk, Who
+from halter.present.events import summarize_event
 from halter.testing.world import World
 from tests.channels.fake_ntfy import FakeNtfy
 from tests.channels.test_decisions_on_telegram import LONG, WIPES, Phone
@@ -56,6 +61,25 @@ async def test_what_others_publish_counts_only_in_a_topic_that_was_paired(world:
     await world.advance(MINUTE)
     assert await phone.made() == []
     assert phone.platform.messages[-1].text.startswith("This button counts no longer")
+
+
+async def test_the_whole_topic_is_shown_nowhere(world: World, tmp_path: Path) -> None:
+    phone, topic = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.press(topic, shown, "Deny")
+    await world.advance(MINUTE)
+    listed = await list_approvers(phone.desk)
+    lines = [summarize_event(each).text for each in await world.events(channel_stream("ntfy"))]
+    assert {"ntfy"} == {each.channel for each in listed}
+    assert len(lines) > 4
+    assert topic not in f"{listed} {lines} {phone.told}"
+
+
+def test_addresses_that_hold_a_secret_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.NOTSET, "httpx2")
+    connect_directly()
+    assert not logging.getLogger("httpx2").isEnabledFor(logging.INFO)
 
 
 async def test_words_name_the_question(world: World, tmp_path: Path) -> None:

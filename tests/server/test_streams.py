@@ -15,6 +15,7 @@ from halter.core.clock import SECOND
 from halter.core.events import MessageAdded
 from halter.core.ids import session_stream
 from halter.core.ports import Draft, Write
+from halter.operations.channels import offer_pairing
 from halter.runtime.feed import FeedGap
 from halter.server.middleware import ServerLimits
 from halter.server.responses import Feed
@@ -89,6 +90,22 @@ async def test_who_sees_one_agent_hears_nothing_of_another_nor_of_the_fleet(hous
         (here,) = await heard(socket, 1)
         told = await heard(socket, sum(here["position"].values()))
     assert {each["stream"] for each in told} == {"session:mine-1", "trigger:mine/hook"}
+
+
+@pytest.mark.parametrize("role", ["viewer", "approver", "operator", "admin"])
+async def test_where_a_person_is_asked_is_told_to_admins_only(house: House, role: str) -> None:
+    """On ntfy, who knows the topic may answer as its person."""
+    desk, heads = house.office.desk(name="admin"), dict(await house.office.heads())
+    before = await offer_pairing(desk, "ntfy", "ada", "approver")
+    async with listening(house, role, after=heads) as socket:
+        await heard(socket, 1)
+        told = await heard(socket, 1) if role == "admin" else []
+        while_listening = await offer_pairing(desk, "ntfy", "bob", "approver")
+        await write(house, "mine-1")
+        told += await heard(socket, 2 if role == "admin" else 1)
+    streams = ["channel:ntfy", "channel:ntfy"] if role == "admin" else []
+    assert [each["stream"] for each in told] == [*streams, "session:mine-1"]
+    assert (before.place in str(told), while_listening.place in str(told)) == (role == "admin", role == "admin")
 
 
 @pytest.mark.parametrize(

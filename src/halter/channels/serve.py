@@ -1,5 +1,6 @@
 """Serves the channels that the fleet's file names, beside all else that a process does."""
 
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,9 +32,10 @@ def read_channels(app: Runtime) -> ChannelsSpec:
 
 
 def connect_directly() -> "AsyncClient":
-    """A client that no variable of the environment sends elsewhere."""
+    """A client that no variable of the environment sends elsewhere, and that logs no address: they hold secrets."""
     from httpx2 import AsyncClient, AsyncHTTPTransport, create_ssl_context
 
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     tls: ssl.SSLContext = create_ssl_context(trust_env=False)
     return AsyncClient(transport=AsyncHTTPTransport(verify=tls, trust_env=False), trust_env=False)
 

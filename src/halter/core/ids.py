@@ -49,6 +49,7 @@ def _encode_base32(number: int) -> str:
     return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
+_CHANNEL: Final = "channel:"
 PERSON_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """What a person, a token or a key may be called."""
 
@@ -96,7 +97,11 @@ def trigger_stream(trigger: str) -> StreamId:
 
 
 def channel_stream(channel: str) -> StreamId:
-    return StreamId(f"channel:{channel}")
+    return StreamId(f"{_CHANNEL}{channel}")
+
+
+def is_channel(stream: str) -> bool:
+    return stream.startswith(_CHANNEL)
 
 
 @lru_cache(maxsize=8192)

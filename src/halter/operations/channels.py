@@ -12,7 +12,7 @@ from halter.core.errors import NotDone
 from halter.core.events import ApproverRemoved, PairingOffered
 from halter.core.ids import PERSON_NAME, may_decide
 from halter.operations.desk import ROLES, Desk, Done, Role, Who, wrong
-from halter.state.channel import Approver, ChannelLog, ChannelState, digest_token
+from halter.state.channel import Approver, ChannelLog, ChannelState, digest_token, hide_topic
 
 CHANNELS: Final = ("telegram", "ntfy", "slack")
 CODE_LIFETIME: Final = 10 * MINUTE
@@ -83,7 +83,7 @@ async def list_approvers(desk: Desk) -> Sequence[PairedApprover]:
     """List who may answer over which channel."""
     desk.demand_all("see who answers decisions")
     return [
-        PairedApprover(channel, each.name, each.role, each.account, each.agents)
+        PairedApprover(channel, each.name, each.role, hide_topic(channel, each.account), each.agents)
         for channel in CHANNELS
         for each in (await ChannelLog(desk.app.store, channel).refresh()).approvers.values()
     ]

@@ -89,6 +89,7 @@ from halter.core.ports import Stored
 from halter.core.text import clean, format_count, from_body, shorten
 from halter.guard.brake import describe_flaw
 from halter.loop.decide import ASK_USER, YIELD
+from halter.state.channel import hide_topic
 
 MAX_EVENT_TEXT: Final = 200
 PLAIN: Final = ""
@@ -241,13 +242,14 @@ def _summarize_channel(event: ChannelEvent) -> str:
         case PairingOffered():
             return f"offers a code to {event.name} ({event.role}), by {event.by}"
         case ApproverPaired():
-            return f"{event.name} ({event.role}) answers here as {event.account}, by {event.by}"
+            account = hide_topic(event.channel, event.account)
+            return f"{event.name} ({event.role}) answers here as {account}, by {event.by}"
         case ApproverRemoved():
             return f"{event.name} answers here no longer, by {event.by}{_because(event.reason)}"
         case DecisionShown():
-            return f"shows {event.decision}{', cut' if event.cut else ''} in {event.place}"
+            return f"shows {event.decision}{', cut' if event.cut else ''} in {hide_topic(event.channel, event.place)}"
         case MessageClosed():
-            return f"shows an outcome in {event.place}"
+            return f"shows an outcome in {hide_topic(event.channel, event.place)}"
         case RepliesRead():
             return f"has read replies up to {event.mark}"
 

@@ -17,7 +17,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from halter.core import ports
 from halter.core.clock import SECOND
 from halter.core.errors import NotDone, StoreError
-from halter.core.ids import StreamId, inbox_stream, session_of, session_stream
+from halter.core.ids import StreamId, inbox_stream, is_channel, session_of, session_stream
 from halter.core.rows import SessionRow
 from halter.loop.session_runtime import cancel_and_wait
 from halter.operations.desk import Desk
@@ -79,12 +79,14 @@ async def listen_to_feed(
 
 
 def _make_filter(desk: Desk, listening: FeedSubscription) -> Any:
+    """Who knows the place where a person is asked may answer as that person, so only admins hear of it."""
     kinds = frozenset(listening.kinds)
 
     def fits(told: FeedMessage) -> bool:
         wanted = ((listening.session, told.session), (listening.agent, told.agent))
         named = not kinds or told.name in kinds or told.kind in kinds
-        return named and desk.who.sees(told.agent) and all(want in ("", found) for want, found in wanted)
+        sees = desk.who.sees(told.agent) and (not is_channel(told.stream) or desk.who.may("admin"))
+        return named and sees and all(want in ("", found) for want, found in wanted)
 
     return fits
 

@@ -20,6 +20,8 @@ from halter.core.rows import StreamRow
 MAX_REMEMBERED: Final = 500
 """So many closed messages are remembered, so that a late press is answered with what became of it."""
 
+SHOWN_OF_TOPIC: Final = 12
+
 
 class Approver(msgspec.Struct, frozen=True):
     """An account of a platform that answers for a person, and the chat in which they are asked."""
@@ -68,6 +70,11 @@ class ChannelState(msgspec.Struct, frozen=True):
 def digest_token(token: str) -> str:
     """What is kept of a code or a button: enough to know it again, and nothing to make one of."""
     return hashlib.sha256(b"halter channel\n" + token.encode("utf-8", "replace")).hexdigest()
+
+
+def hide_topic(channel: str, place: str) -> str:
+    """A place as it may be shown: on ntfy, who knows all of it answers as its person."""
+    return f"{place[:SHOWN_OF_TOPIC]}…" if channel == "ntfy" else place
 
 
 def fold_channel(state: ChannelState, stored: Stored) -> ChannelState:

@@ -40,16 +40,22 @@ def check_server(url: str, token: str) -> None:
     """
     if not _HEADER_WORD.fullmatch(token):
         raise NotDone("The token holds a character that no token has: copy it anew from `halter tokens add`.", "wrong")
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid or not _HEADER_WORD.fullmatch(url):
+    scheme, host = _split_address(url) if _HEADER_WORD.fullmatch(url) else ("", "")
+    if scheme not in ("http", "https") or not host:
         raise NotDone(f"{url!r} is no address of a server: write one like https://halter.example.", "wrong")
-    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    if scheme == "http" and not _is_loopback(host):
         sentence = f"{url} would get the token unencrypted: write https://, or make a tunnel to a port of this machine."
         raise NotDone(sentence, "wrong")
+
+
+def _split_address(url: str) -> tuple[str, str]:
+    """Returns the scheme and the host; two empty words where the host or the port is none."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0
+    except ValueError:
+        return "", ""
+    return (parts.scheme, parts.hostname or "") if usable else ("", "")
 
 
 def _is_loopback(host: str) -> bool:
