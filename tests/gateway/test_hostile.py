@@ -4,17 +4,21 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp_types import CreateMessageRequestParams, ToolListChangedNotification
+from msgspec.structs import replace
 
 from halter.core.clock import SECOND
+from halter.core.messages import Reply, Text
 from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.core.tools import Failed
+from halter.core.usage import ModelName
 from halter.guard.halts import halt
+from halter.models.scripted import Scripted, ScriptLine
 from halter.testing.fakes import ManualClock
 from tests.gateway.desks import ERAS, PERSON, START, helpful, liar, modern, open_desk, text_of, until
 
@@ -166,6 +170,32 @@ async def test_where_the_operator_says_so_a_server_asks_the_agent_s_model_throug
         await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.new(), "enough"))
         assert (await client.call_tool(f"{server}__think", {"about": "again?"})).is_error
         assert (await desk.kinds()).count("request_started") == 1
+
+
+class OneModel:
+    """The models of an agent that has one, which runs elsewhere."""
+
+    def __init__(self, model: Scripted) -> None:
+        self.model = model
+
+    def named(self, _: str) -> Scripted:
+        return self.model
+
+
+@pytest.mark.parametrize("server", ["helpful", "modern"])
+async def test_what_an_agent_hides_from_models_it_hides_also_where_a_server_asks(tmp_path: Path, server: str) -> None:
+    """The attack: a server has the model asked what the agent itself would show it only under placeholders."""
+    policy = SAMPLES.replace("0.01", "1") + "anonymize: {enabled: true, names: [Ada Lovelace]}\n"
+    async with open_desk(tmp_path, policy, sampling_servers(tmp_path)) as desk, desk.client() as client:
+        await client.list_tools()
+        (session,) = desk.gateway.sessions.values()
+        says = ScriptLine(reply=Reply((Text("of the sea", "model", trusted=False),), "end", None))
+        model = Scripted([says], desk.app.clock, ModelName("anthropic", "claude-sonnet-4-5"))
+        session.terms = replace(session.terms, models=cast("Any", OneModel(model)))
+        said = text_of(await client.call_tool(f"{server}__think", {"about": "Ada Lovelace, ada@example.com"}))
+        assert said == "it thinks of the sea"
+        assert "Lovelace" not in str(model.asked)
+        assert "ada@example.com" not in str(model.asked)
 
 
 @pytest.mark.parametrize("server", ["helpful", "modern"])

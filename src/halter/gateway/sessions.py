@@ -19,7 +19,7 @@ from halter.core import events as ev
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.ids import SessionId, WorkerId, inbox_stream, may_decide, session_stream
-from halter.core.messages import Message, Prompt, Text
+from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
 from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.spec import GatewaySpec
@@ -43,7 +43,7 @@ from halter.guard.model_door import (
     RateUsedUp,
     RefusedRequest,
 )
-from halter.guard.prepare import Call
+from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.agent_context import Models, keep_policy
@@ -168,7 +168,7 @@ class GatedSession:
             prompt=make_sampling_prompt(server, params),
             timeout=min(self.terms.spec.timeout, MODEL_REQUEST_TIMEOUT),
         )
-        outcome = await self.terms.guard.request(self.lease, self.upstreams.standing(self.id), request, model)
+        outcome = await self.terms.guard.request(self.lease, await self._hiding(), request, model)
         match outcome:
             case AnsweredRequest(reply=reply):
                 said = TextContent(text=reply.text)
@@ -179,6 +179,14 @@ class GatedSession:
                 raise Failed("Sampling", f"the model gave no answer: {error}")
             case StillHeld() | RateUsedUp():
                 raise Failed("Sampling", "money or rate for the model is used by other requests: ask again later.")
+
+    async def _hiding(self) -> SessionContext:
+        """The terms of a model request. What the agent hides from models is hidden here as well, and only here."""
+        standing, names = self.upstreams.standing(self.id), self.terms.agent.tasks.anonymize
+        if names is None:
+            return standing
+        (first,) = await self._store.read(session_stream(self.id), 0, 1)
+        return msgspec.structs.replace(standing, anonymize=AnonymizationPolicy(names, first.hash.hex()))
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | NeedsPerson | StillHeld:
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
