@@ -9,7 +9,7 @@ import pytest
 from library_bench import PRICED, Bench
 from loops import calls, says, used
 
-from halter import Agent, Failed, Result
+from halter import Agent, Failed, Result, Retry
 from halter.core.errors import ConfigError
 from halter.core.messages import Prompt, Text, ToolCall, ToolResult
 from halter.core.usage import ModelName
@@ -205,6 +205,28 @@ async def test_one_that_is_handed_the_conversation_knows_it_and_answers_in_its_p
     (prompt,) = bench.models[0].asked
     said = [part.text for message in prompt.messages for part in message.parts if isinstance(part, Text)]
     assert said[:2] == ["When does the boat to Oslo leave?", "Tell when."]
+
+
+async def test_a_hand_off_goes_around_no_check_of_the_answer(bench: Bench) -> None:
+    """The attack: the check of a program is not asked about what another agent said, and the run is completed."""
+    helper, checked = scout(bench, says("Perhaps at noon.")), list[str]()
+    agent = bench.agent(
+        calls(("hand_off_to_scout", {"task": "Tell when."})),
+        calls(("final_answer", {"value": "Perhaps at noon."})),
+        calls(("final_answer", {"value": "At noon."})),
+        agents=[helper.as_tool(hand_off=True)],
+    )
+
+    @agent.output_validator
+    def is_certain(value: str) -> str:
+        checked.append(value)
+        if "Perhaps" in value:
+            raise Retry("Be certain.")
+        return value
+
+    result = await agent.run("When does the boat to Oslo leave?")
+    assert (result.output, result.state) == ("At noon.", "COMPLETED")
+    assert checked == ["Perhaps at noon.", "At noon."]
 
 
 async def test_the_same_call_after_a_crash_goes_on_with_the_same_session(bench: Bench) -> None:

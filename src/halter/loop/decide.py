@@ -176,6 +176,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     overrun: bool = False
     asked: bool = False
     answered: bool = False
+    handed: bool = False
     yielded: YieldRequest | None = None
     why: TurnEnd | None = None
     sentence: str = ""
@@ -288,7 +289,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             halted=halted,
             active=active,
             asked=ASK_USER in verbs,
-            answered=FINAL_ANSWER in verbs or handed,
+            answered=FINAL_ANSWER in verbs,
+            handed=handed,
             expected=self.expected + (tried and FINAL_ANSWER not in verbs),
             yielded=parse_yield(verbs[YIELD].arguments) if YIELD in verbs else None,
             seen_at=at,
@@ -309,7 +311,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             case "near_budget":
                 return msgspec.structs.replace(told, warned=True)
             case "staged":
-                return msgspec.structs.replace(told, asked=False, answered=False, yielded=None)
+                return msgspec.structs.replace(told, asked=False, answered=False, handed=False, yielded=None)
             case "wrap_up":
                 return msgspec.structs.replace(told, wrapping=True, failures=(), refusal="")
 
@@ -605,7 +607,8 @@ def _ended_by_the_model(turn: Turn, rules: TurnLimits) -> Step | None:
         return Finish("yielded")
     if turn.asked:
         return Finish("asked")
-    if turn.answered:
+    # What another agent said has no form: where one is expected, the model gives the answer itself.
+    if turn.answered or (turn.handed and not rules.expects_output):
         return Finish("ended")
     if turn.expected > MOST_OUTPUT_REMINDERS:
         return _no_output()
