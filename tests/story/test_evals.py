@@ -14,7 +14,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError
 from halter.core.messages import Prompt, Reply, Text, ToolCall
 from halter.core.usage import ModelName, Usage
-from halter.testing.evals import EvalFile, MakeAgent, divide_cap, parse_evals, run_evals
+from halter.testing.evals import EvalFile, MakeAgent, add_case, divide_cap, parse_evals, run_evals
 from halter.testing.models import FunctionModel, Said
 
 
@@ -234,3 +234,12 @@ def test_a_folder_without_cases_is_told_how_to_make_one(halter: Any) -> None:
     said = halter("eval", "~/desk")
     assert said.exit_code != 0
     assert "halter eval add SESSION FOLDER" in said.output
+
+
+def test_a_file_that_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+    case = {"name": "greets", "input": "Hello."}
+    with pytest.raises(ConfigError, match=r"none.evals\.yaml cannot be written: No such file"):
+        add_case(tmp_path / "none" / "evals.yaml", case)
+    (tmp_path / "evals.yaml").write_bytes(b"max_cost_usd: 1\ncases:\n  - {name: a, input: \xff}\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        add_case(tmp_path / "evals.yaml", case)

@@ -7,7 +7,8 @@ before anything runs: a case gets its own share, its session cannot spend more, 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -286,8 +287,8 @@ def add_case(path: Path, case: dict[str, Any]) -> None:
     text = yaml.safe_dump([case], allow_unicode=True, sort_keys=False, width=110)
     part = "".join(f"  {line}\n" for line in text.splitlines())
     if path.exists():
-        old = path.read_text("utf-8")
         known = read_evals(path)
+        old = path.read_text("utf-8")
         if any(each.name == case["name"] for each in known.cases):
             raise ConfigError(f"{path} has a case {case['name']!r} already.")
         if not old.rstrip().splitlines()[-1].startswith((" ", "-")):
@@ -296,7 +297,16 @@ def add_case(path: Path, case: dict[str, Any]) -> None:
     else:
         new = f"# What all cases may cost together.\nmax_cost_usd: {NEW_CAP_USD}\ncases:\n{part}"
     parse_evals(load_bytes(new.encode(), str(path)))
-    path.write_text(new, "utf-8")
+    with _say_what_fails(path):
+        path.write_text(new, "utf-8")
+
+
+@contextmanager
+def _say_what_fails(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def describe_change(run: EvalRun) -> str:
@@ -314,7 +324,8 @@ def evaluate(folder: Path, settings: Settings, *, cases: Path | None = None, mod
     file = read_evals(cases or folder / CASES_FILE)
     name, now = folder.resolve().name, SystemClock().now()
     kept = settings.checkpoints.parent / "evals" / name
-    kept.mkdir(parents=True, exist_ok=True)
+    with _say_what_fails(kept):
+        kept.mkdir(parents=True, exist_ok=True)
     store, last = kept / f"{now}.db", kept / "last.json"
     own = msgspec.structs.replace(settings, store=str(store))
 
@@ -336,7 +347,8 @@ def evaluate(folder: Path, settings: Settings, *, cases: Path | None = None, mod
 
     outcomes = asyncio.run(run_evals(file, agent, judge))
     run = compare(make_run(name, now, str(store), file, outcomes), _read_last(last))
-    last.write_bytes(encode_public_json(run))
+    with _say_what_fails(last):
+        last.write_bytes(encode_public_json(run))
     for old in sorted(kept.glob("*.db"))[:-KEPT_RUNS]:
         for each in kept.glob(f"{old.name}*"):
             each.unlink()
