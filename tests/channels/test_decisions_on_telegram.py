@@ -446,6 +446,6 @@ async def test_a_failure_of_halters_own_is_told_of_and_the_channel_begins_anew(w
 
 @pytest.mark.parametrize("text", ["a\u202eb", "a\x00b", "a\u200bb"])
 def test_what_a_chat_would_hide_is_shown_as_an_escape(text: str) -> None:
-    from halter.channels.messages import escape_unprintable
+    from halter.core.text import escape_hidden
 
-    assert escape_unprintable(text) == f"a\\u{ord(text[1]):04x}b"
+    assert escape_hidden(text) == f"a\\u{ord(text[1]):04x}b"

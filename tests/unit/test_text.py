@@ -1,5 +1,6 @@
 """Any text is storable."""
 
+import json
 import sqlite3
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.text import clean, from_body, to_body
+from halter.core.text import clean, escape_hidden, from_body, to_body
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
 
@@ -57,3 +58,17 @@ def test_bytes_that_never_were_text_can_still_be_shown(data: bytes) -> None:
 def test_a_body_of_ten_thousand_nested_lists_is_text_like_any_other() -> None:
     deep = "[" * 10_000 + "]" * 10_000
     assert from_body(to_body(deep)) == deep
+
+
+@pytest.mark.parametrize(
+    "hidden", [*"\x00\x1b\x7f\x9b\u200b\u202e\u2066\u3164\u115f\u2800\ufe0f\ud800", "\U000e0041", "\U000e0100"]
+)
+def test_nothing_that_a_person_decides_on_is_hidden(hidden: str) -> None:
+    shown = escape_hidden(f"a{hidden}1")
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert json.loads(f'"{shown}"') == f"a{hidden}1"
+
+
+def test_letters_of_all_languages_are_shown_as_they_are() -> None:
+    assert escape_hidden("ü 語\nx") == "ü 語\nx"

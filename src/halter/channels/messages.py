@@ -16,6 +16,7 @@ import msgspec
 from halter.core.clock import format_duration
 from halter.core.money import format_micros
 from halter.core.rows import DecisionRow
+from halter.core.text import escape_hidden
 from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, offers, put
 from halter.operations.money import amount_of
 from halter.state.channel import ChannelState, ShownMessage
@@ -108,8 +109,8 @@ def compose(
     """Put a decision into a message that fits; what does not fit whole cannot be approved there."""
     said, lasts = put(one), format_duration(max(0, one.expires_at - now) // 60_000_000 * 60_000_000)
     always = bool(offers(one))
-    head = escape_unprintable("\n".join(part for part in (said.what, said.why, _describe_risk(one)) if part))
-    shown = escape_unprintable(said.shown)
+    head = escape_hidden("\n".join(part for part in (said.what, said.why, _describe_risk(one)) if part))
+    shown = escape_hidden(said.shown)
     tail = [f"Yes: {said.yes}. No: {said.no}."]
     tail += ["Always: the same arguments are not asked about again in this session, for 7d."] if always else []
     tail.append(f"It expires in {lasts}. {one.decision}")
@@ -162,11 +163,6 @@ def _make_buttons(one: WaitingDecision, token: str, *, always: bool) -> tuple[Ch
 
 def _double_cap(one: WaitingDecision) -> int:
     return 2 * int(one.digest.rpartition("=")[2])
-
-
-def escape_unprintable(text: str) -> str:
-    """Show characters that a chat hides or that turn the order of a line, as escapes."""
-    return "".join(each if each.isprintable() or each == "\n" else f"\\u{ord(each):04x}" for each in text)
 
 
 def find_code(text: str) -> str:

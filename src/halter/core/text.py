@@ -3,6 +3,7 @@
 An expression is compiled once and evaluated without I/O.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -77,6 +78,28 @@ def shorten(text: str, most: int = 40) -> str:
 def to_one_line(name: str) -> str:
     """A name on one line, without control characters for a terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(name.split()))
+
+
+_BLANK: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Printable by their class, and yet nothing is seen of them."""
+
+
+def escape_hidden(text: str) -> str:
+    """Show what would be hidden, steer a terminal or turn the order of a line, as JSON does: a person decides on it."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(each if _is_seen(each) else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    """Four digits for each half of a pair, so that no digit that follows can be taken for one of it."""
+    return json.dumps(character)[1:-1] if character > "\uffff" else f"\\u{ord(character):04x}"
+
+
+def _is_seen(character: str) -> bool:
+    return character == "\n" or (character.isprintable() and _BLANK.match(character) is None)
 
 
 def join_names(names: Iterable[Any]) -> str:

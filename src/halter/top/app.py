@@ -1,7 +1,7 @@
 """The live terminal: four tables, the followed session's last events, and the keys that answer questions and halt."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, cast
 
 import msgspec
@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 
 from halter.cli.output import escape_text
 from halter.core.errors import HalterError, NotDone
-from halter.core.text import to_one_line
+from halter.core.text import escape_hidden, to_one_line
 from halter.operations.decisions import arguments
 from halter.operations.top import FleetView, QueuedNeed
 from halter.present.events import StyledLine
@@ -82,12 +82,6 @@ class LineScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-def write_arguments(shown: Mapping[str, object]) -> str:
-    """Arguments as JSON, in which what steers a terminal or turns a line around stands as an escape."""
-    text = json.dumps(shown, indent=2, ensure_ascii=False)
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
-
-
 class EditScreen(ModalScreen[str | None]):
     """Lets a person change the arguments of a call; Ctrl-S approves what stands there."""
 
@@ -104,7 +98,7 @@ class EditScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="edit"):
             yield Static(escape_text(self._sentence))
-            yield TextArea(write_arguments(self._arguments))
+            yield TextArea(escape_hidden(json.dumps(self._arguments, indent=2, ensure_ascii=False)))
         yield Footer()
 
     def action_agree(self) -> None:
