@@ -23,6 +23,7 @@ from halter.core.spec import (
     FilesSpec,
     GatewaySpec,
     NtfySpec,
+    OidcSpec,
     Phase,
     QuietHours,
     ResolvedPolicy,
@@ -378,6 +379,40 @@ def test_who_signs_on_by_a_proxy_is_read() -> None:
         fleet("sign_on: {secret: '${secret:P}', proxies: [proxy.example], roles: {ops: operator}}\n")
     with pytest.raises(ConfigError, match="so that nobody could sign on"):
         fleet("sign_on: {secret: '${secret:P}', proxies: [], roles: {ops: operator}}\n")
+
+
+def test_who_signs_on_by_a_provider_is_read() -> None:
+    text = (
+        "sign_on:\n  roles: {ops: operator}\n  agents: {ops: [desk]}\n  lifetime: 30m\n"
+        "  people: {'https://id.example#7': ada}\n"
+        "  oidc:\n    issuer: https://id.example\n    client_id: halter\n    client_secret: ${secret:P}\n"
+        "    url: https://halter.example\n    scopes: [groups]\n    groups_claim: roles\n"
+    )
+    assert fleet(text).spec.sign_on == SignOnSpec(
+        roles={"ops": "operator"},
+        agents={"ops": ("desk",)},
+        people={"https://id.example#7": "ada"},
+        lifetime=30 * MINUTE,
+        oidc=OidcSpec(
+            issuer="https://id.example",
+            client_id="halter",
+            url="https://halter.example",
+            client_secret="${secret:P}",
+            scopes=("groups",),
+            groups_claim="roles",
+        ),
+    )
+    for wrong, sentence in (
+        (text.replace("issuer: https:", "issuer: http:"), r"`sign_on\.oidc\.issuer` is not encrypted"),
+        (text.replace("url: https:", "url: http:"), r"`sign_on\.oidc\.url` is not encrypted"),
+        (text.replace("agents: {ops", "agents: {leads"), "a group without a role"),
+        (text.replace("[desk]", "[]"), "names no agent"),
+        ("sign_on: {roles: {ops: operator}}\n", "so that nobody could sign on"),
+        ("sign_on: {roles: {ops: operator}, proxies: [10.0.0.7]}\n", "prove nothing by themselves"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            fleet(wrong)
+    fleet(text.replace("https://id.example\n", "http://127.0.0.1:9000\n"))
 
 
 GATED = ("gateway", "channels", "sign_on")

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from halter.runtime.supervisor import FleetRunner
     from halter.runtime.telemetry import Job
     from halter.runtime.worker import DispatchMode
-    from halter.server.auth import IdentifyByProxy, Token, TokenFile
+    from halter.server.auth import Token, TokenFile
+    from halter.server.server import ServerExtras
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A token's name; it is in every event.")]
 
@@ -223,8 +225,8 @@ async def _serve(
             deliveries=deliveries,
             tell=lambda sentence: shows.report("", sentence),
             folders=_by_name(folders),
-            by_proxy=_find_sign_on(app),
         )
+        extras = _add_sign_on(app, extras)
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
         hooks = [lambda: _serve_hooks(app, lambda told: shows.report("hooks", told))] if has_hooks(app.settings) else []
@@ -233,18 +235,23 @@ async def _serve(
         await run_together([*serving, *running, *hooks, *proxies, *channels])
 
 
-def _find_sign_on(app: Runtime) -> "IdentifyByProxy":
-    """Let the proxies that the fleet's file lists say who asks."""
+def _add_sign_on(app: Runtime, extras: "ServerExtras") -> "ServerExtras":
+    """Let the proxies and the provider that the fleet's file lists say who asks."""
     from msgspec import UNSET
 
+    from halter.channels.serve import connect_directly
     from halter.redaction.secrets import read_environment_secrets
     from halter.runtime.runtime import read_local_fleet
+    from halter.server.oidc import make_oidc_sign_on
     from halter.server.sign_on import make_proxy_sign_on
 
     written = read_local_fleet(app.settings)
     if written is None or written.spec.sign_on is UNSET:
-        return lambda _, __: None
-    return make_proxy_sign_on(written.spec.sign_on, read_environment_secrets(app.environ).value).identify
+        return extras
+    spec, reveal = written.spec.sign_on, read_environment_secrets(app.environ).value
+    if spec.proxies:
+        extras = replace(extras, by_proxy=make_proxy_sign_on(spec, reveal).identify)
+    return replace(extras, oidc=make_oidc_sign_on(spec, reveal, connect_directly))
 
 
 async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:

@@ -33,6 +33,7 @@ from halter.core.spec import (
 )
 from halter.core.text import join_names
 from halter.core.tools import LEVELS, Level
+from halter.core.usage import is_encrypted_or_local
 
 FLEET_FILE: Final = "halter.yaml"
 
@@ -61,7 +62,7 @@ def parse_fleet(document: Document) -> FleetConfig:
     for model in spec.models:
         if model.endswith("*"):
             raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
-    for path, sentence in (*_rate_mistakes(spec), *_proxy_mistakes(spec), *list_channel_mistakes(spec.notify)):
+    for path, sentence in (*_rate_mistakes(spec), *_sign_on_mistakes(spec), *list_channel_mistakes(spec.notify)):
         raise document.places.wrong(path, sentence)
     return FleetConfig(spec, document.places, document.value)
 
@@ -76,15 +77,24 @@ def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
             yield make_mistake(path, "limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
 
 
-def _proxy_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    if spec.sign_on is UNSET:
+def _sign_on_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
+    said = spec.sign_on
+    if said is UNSET:
         return
-    for key in ("proxies", "roles"):
-        if not getattr(spec.sign_on, key):
+    for key, lacks in (("proxies", not said.proxies and said.oidc is UNSET), ("roles", not said.roles)):
+        if lacks:
             yield make_mistake(
                 ("sign_on", key), "is empty, so that nobody could sign on; write one, or remove `sign_on`."
             )
-    for index, proxy in enumerate(spec.sign_on.proxies):
+    if said.proxies and said.secret is UNSET:
+        yield make_mistake(("sign_on", "proxies"), "prove nothing by themselves; write `secret`, too.")
+    for group, agents in said.agents.items():
+        if group not in said.roles or not agents:
+            yield make_mistake(("sign_on", "agents", group), "names no agent, or a group without a role in `roles`.")
+    for key in () if said.oidc is UNSET else ("issuer", "url"):
+        if not is_encrypted_or_local(getattr(said.oidc, key)):
+            yield make_mistake(("sign_on", "oidc", key), "is not encrypted; write an address with https.")
+    for index, proxy in enumerate(said.proxies):
         try:
             ip_network(proxy)
         except ValueError:

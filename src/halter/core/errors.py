@@ -121,13 +121,14 @@ class RowRefused(StoreError):
     """A database constraint, such as the one on caps, refused a change."""
 
 
-Extra = Literal["documents", "models", "mcp", "notify", "postgres", "server", "telemetry", "top"]
+Extra = Literal["documents", "models", "mcp", "notify", "oidc", "postgres", "server", "telemetry", "top"]
 
 _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
     "documents": ("An Office document", ("docx", "openpyxl", "pptx", "defusedxml", "lxml")),
     "models": ("A model of a provider", ("pydantic_ai", "anthropic", "google", "openai")),
     "mcp": ("An MCP server", ("mcp", "jsonschema", "referencing")),
     "notify": ("A channel of the type `apprise`", ("apprise",)),
+    "oidc": ("Sign-on by a provider", ("joserfc",)),
     "postgres": ("A PostgreSQL store", ("procrastinate", "psycopg", "psycopg_pool")),
     "server": ("The server", ("fastapi", "nicegui", "starlette", "uvicorn")),
     "telemetry": ("Tracing", ("opentelemetry",)),

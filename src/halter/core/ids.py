@@ -1,5 +1,6 @@
 """Names of things: streams, scopes and identifiers that sort by the time they were made."""
 
+import hashlib
 import re
 import secrets
 from collections.abc import Callable
@@ -59,13 +60,29 @@ def may_decide(by: str) -> bool:
     return by != "" and not by.startswith(AGENT_PREFIX)
 
 
+def name_signed_on_person(label: str, issuer: str, subject: str) -> str:
+    """What a provider's account is called: what follows the tilde is the account, which no token's name contains."""
+    account = hashlib.sha256(f"halter account\n{issuer}\n{subject}".encode("utf-8", "replace")).hexdigest()
+    return f"{label}~{account[:16]}"
+
+
 def person_of(name: str) -> str:
-    """The person that a name stands for: `ada.phone` and `ada` are both Ada; an address is a person's whole."""
+    """The person that a name stands for: `ada.phone` and `ada` are both Ada; an address is a person's whole.
+
+    Of a provider's account only what follows the tilde counts: people may change how they are shown.
+    """
+    if "~" in name:
+        return name[name.rindex("~") :].casefold()
     return (name if "@" in name else name.partition(".")[0]).casefold()
 
 
 def are_one_person(first: str, second: str) -> bool:
-    """Whether two names may stand for one person: `ada@example.com` is Ada, too, where another name is `ada`."""
+    """Whether two names may stand for one person: `ada@example.com` is Ada, too, where another name is `ada`.
+
+    How a provider's account is shown says nothing: beside what is none, it may be the same person's.
+    """
+    if "~" in first or "~" in second:
+        return not ("~" in first and "~" in second) or person_of(first) == person_of(second)
     if ("@" in first) == ("@" in second):
         return person_of(first) == person_of(second)
     address, name = (first, second) if "@" in first else (second, first)

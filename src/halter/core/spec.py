@@ -351,30 +351,61 @@ class ChannelsSpec(Spec, frozen=True):
     ) = UNSET
 
 
-class SignOnSpec(Spec, frozen=True):
-    """A proxy before the server that knows people, and says who asks."""
+class OidcSpec(Spec, frozen=True):
+    """An OpenID Connect provider that people sign on with."""
 
     HIDDEN: ClassVar[bool] = True
 
-    proxies: Annotated[
-        tuple[NonEmptyText, ...], Meta(min_length=1, description="Its addresses, or networks as in `10.0.0.0/8`.")
+    issuer: Annotated[Url, Meta(description="The provider's address, exactly as its ID tokens have it.")]
+    client_id: Annotated[NonEmptyText, Meta(description="What the provider calls this server.")]
+    url: Annotated[
+        Url,
+        Meta(description="The address of this server in a browser; the provider returns to `/login/oidc/callback`."),
     ]
+    client_secret: (
+        Annotated[SecretReference, Meta(description="The client's secret, as `${secret:NAME}`.")] | UnsetType
+    ) = UNSET
+    scopes: Annotated[tuple[NonEmptyText, ...], Meta(description="What is asked for, beside `openid`.")] = (
+        "profile",
+        "email",
+    )
+    groups_claim: Annotated[NonEmptyText, Meta(description="The claim of the ID token with the groups.")] = "groups"
+
+
+class SignOnSpec(Spec, frozen=True):
+    """Who may use the server without a token: by a proxy before it, or by a provider."""
+
+    HIDDEN: ClassVar[bool] = True
+
     roles: Annotated[
         Mapping[NonEmptyText, Literal["viewer", "approver", "operator", "admin"]],
         Meta(min_length=1, description="The role of each group; the highest counts, and without one nobody is let in."),
     ]
-    secret: Annotated[
-        SecretReference,
-        Meta(description="What it sends as `X-Halter-Proxy`, as `${secret:NAME}`: an address is no proof."),
-    ]
-    people: Annotated[
-        Mapping[NonEmptyText, Name], Meta(description="What a user of the proxy is called here, as with tokens.")
+    agents: Annotated[
+        Mapping[NonEmptyText, tuple[Name, ...]],
+        Meta(description="The agents that a group's role is for; all, if not given."),
     ] = {}
+    people: Annotated[
+        Mapping[NonEmptyText, Name],
+        Meta(description="What a user is called here, as with tokens: by the proxy's user, or as `ISSUER#SUB`."),
+    ] = {}
+    proxies: Annotated[
+        tuple[NonEmptyText, ...],
+        Meta(description="The addresses of a proxy that names people, or networks as in `10.0.0.0/8`."),
+    ] = ()
+    secret: (
+        Annotated[
+            SecretReference,
+            Meta(description="What the proxy sends as `X-Halter-Proxy`, as `${secret:NAME}`: an address is no proof."),
+        ]
+        | UnsetType
+    ) = UNSET
     user_header: Annotated[HeaderName, Meta(description="The header that names the user.")] = "X-Forwarded-User"
     groups_header: Annotated[HeaderName, Meta(description="The header with the user's groups, by commas.")] = (
         "X-Forwarded-Groups"
     )
-    lifetime: Annotated[Duration, Meta(description="How long an open page or stream lasts before it asks anew.")] = HOUR
+    lifetime: Annotated[Duration, Meta(description="How long a login by a provider, or an open page, lasts.")] = HOUR
+    oidc: Annotated[OidcSpec, Meta(description="By an OpenID Connect provider.")] | UnsetType = UNSET
 
 
 class FleetSpec(Spec, frozen=True):
@@ -412,9 +443,7 @@ class FleetSpec(Spec, frozen=True):
         | UnsetType
     ) = UNSET
     notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
-    sign_on: Annotated[SignOnSpec, Meta(description="Who may use the server, by a proxy before it.")] | UnsetType = (
-        UNSET
-    )
+    sign_on: Annotated[SignOnSpec, Meta(description="Who may use the server without a token.")] | UnsetType = UNSET
     channels: Annotated[ChannelsSpec, Meta(description="Where people answer decisions, as on a phone.")] = (
         ChannelsSpec()
     )

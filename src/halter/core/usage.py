@@ -155,6 +155,11 @@ def runs_locally(model: ModelName, base_url: str | None) -> bool:
     return model.provider in _LOCAL_ENGINES and reached_here and _HOSTED_MODEL.fullmatch(model.model.lower()) is None
 
 
+def is_encrypted_or_local(url: str) -> bool:
+    """Whether nobody on the way can read what is sent to an address."""
+    return url.startswith("https://") or (url.startswith("http://") and is_local_address(url))
+
+
 @lru_cache(maxsize=256)
 def is_local_address(base_url: str | None) -> bool:
     """Whether an address is on this machine. It may still forward a request."""

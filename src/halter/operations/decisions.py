@@ -427,7 +427,9 @@ def _refuse_alone(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> 
     if answer.edit is not None or answer.always:
         refused(f"Two people must agree to {asked.decision}, each to what is shown: approve it as it is, or deny it.")
     if asked.first_by and not are_two_people(asked.first_by, desk.who.name):
-        refused(f"{asked.first_by} has agreed to {asked.decision} already: another person must, too.")
+        unnamed = ("~" in asked.first_by) != ("~" in desk.who.name)
+        hint = " A provider's account counts beside others only with a name in `sign_on.people`." if unnamed else ""
+        refused(f"{asked.first_by} has agreed to {asked.decision} already: another person must, too.{hint}")
 
 
 def _tell_first(asked: WaitingDecision, desk: Desk) -> DecisionResult:

@@ -243,11 +243,13 @@ MAX_LOGINS_PER_TOKEN: Final = 50
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     digest: str
     token: str
     bound_to: str
     until: int
+    person: Token | None = None
+    """Who was signed on by a provider; `bound_to` is then its configuration, and there is no token."""
 
 
 def digest_login_key(key: str) -> str:
@@ -263,6 +265,8 @@ def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], n
     login = logins.get(digest_login_key(key)) if _KEY.fullmatch(key) else None
     if login is None or login.until <= now:
         return None
+    if login.person is not None:
+        return login.person, login
     for token in tokens:
         if token.name == login.token and digest_token_fields(token) == login.bound_to:
             return token, login
@@ -270,9 +274,15 @@ def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], n
 
 
 class Logins:
-    """The logins of one tokens file, shared by all servers that read it. Without a file they are kept in memory."""
+    """The logins of one tokens file, shared by all servers that read it. Without a file they are kept in memory.
 
-    def __init__(self, path: Path | None = None, randomly: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    Of the logins by a provider only those count that were made under the configuration `sign_on`.
+    """
+
+    def __init__(
+        self, path: Path | None = None, randomly: Callable[[int], bytes] = secrets.token_bytes, sign_on: str = ""
+    ) -> None:
+        self._sign_on = sign_on
         self._file = None if path is None else PrivateFile(path)
         self._randomly = randomly
         self._state: tuple[int, ...] | None = None
@@ -285,13 +295,20 @@ class Logins:
     def current(self) -> Mapping[str, Login]:
         """Returns the logins by digest; a file that cannot be read or trusted counts as empty."""
         if self._file is not None and (state := self._file.state()) != self._state:
-            self._kept, self._state = self._without_ended(_read_logins(self._file)), state
+            self._kept, self._state = self._select_valid(_read_logins(self._file)), state
         return self._kept
 
     async def begin(self, token: Token, now: int) -> str:
         """Starts a login and returns the key for the browser. Raises ConfigError where it cannot be saved."""
+        return await self._begin(now, token.name, digest_token_fields(token), LOGIN_LIFETIME)
+
+    async def begin_signed_on(self, person: Token, now: int, lifetime: int) -> str:
+        """Starts a login of a person whom a provider named, for at most as long as one with a token."""
+        return await self._begin(now, person.name, self._sign_on, min(lifetime, LOGIN_LIFETIME), person)
+
+    async def _begin(self, now: int, name: str, bound_to: str, lifetime: int, person: Token | None = None) -> str:
         key = base64.urlsafe_b64encode(self._randomly(_BYTES)).decode().rstrip("=")
-        login = Login(digest_login_key(key), token.name, digest_token_fields(token), now + LOGIN_LIFETIME)
+        login = Login(digest_login_key(key), name, bound_to, now + lifetime, person)
         await self._change(lambda logins: append_login(logins, login, now))
         return key
 
@@ -302,13 +319,17 @@ class Logins:
             return
         self._ended = {digest: until for digest, until in self._ended.items() if until > now}
         self._ended[gone.digest] = gone.until
-        self._kept = self._without_ended(self._kept)
+        self._kept = self._select_valid(self._kept)
         self.changed.set()
         self.changed = asyncio.Event()
         await self._change(lambda logins: [login for login in logins if login.digest != gone.digest])
 
-    def _without_ended(self, logins: Mapping[str, Login]) -> Mapping[str, Login]:
-        return {digest: login for digest, login in logins.items() if digest not in self._ended}
+    def _select_valid(self, logins: Mapping[str, Login]) -> Mapping[str, Login]:
+        return {
+            digest: login
+            for digest, login in logins.items()
+            if digest not in self._ended and (login.person is None or login.bound_to == self._sign_on)
+        }
 
     async def _change(self, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
         async with self._writing:
@@ -350,10 +371,13 @@ def _by_digest(logins: Sequence[Login]) -> Mapping[str, Login]:
 
 
 LOGIN: Final = "/login"
+OIDC_LOGIN: Final = f"{LOGIN}/oidc"
+OIDC_CALLBACK: Final = f"{OIDC_LOGIN}/callback"
 LOGOUT: Final = "/logout"
 HEALTH: Final = "/healthz"
 API: Final = "/api"
 LOGIN_FILES: Final = frozenset(f"{LOGIN}/{name}" for name in ("login.js", "login.css", "icon.svg"))
+_FREE_PAGES: Final = LOGIN_FILES | {LOGIN, OIDC_LOGIN, OIDC_CALLBACK, HEALTH}
 METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"))
 _READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _HOOK: Final = re.compile(r"/hooks/[^/\x00-\x20]+/[^/\x00-\x20]+")
@@ -486,7 +510,7 @@ def is_free(asked: IncomingRequest) -> bool:
         return False
     if asked.method == "POST":
         return asked.path == LOGIN or _HOOK.fullmatch(asked.path) is not None
-    return asked.method == "GET" and (asked.path in {LOGIN, HEALTH} or asked.path in LOGIN_FILES)
+    return asked.method == "GET" and asked.path in _FREE_PAGES
 
 
 def _check_address(asked: IncomingRequest, door: ServerNames) -> AuthRejected | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
@@ -27,15 +27,27 @@ from halter.server.auth import (
     LOGIN,
     LOGIN_LIFETIME,
     LOGOUT,
+    OIDC_CALLBACK,
+    OIDC_LOGIN,
+    AuthRejected,
     IdentifyByProxy,
     Keyring,
     Logins,
     ServerNames,
+    Token,
     find_cookies,
     find_token,
     make_server_names,
 )
-from halter.server.middleware import TOO_MANY_REQUESTS, AuthState, ServerLimits, ServerMiddleware, locate_scope
+from halter.server.middleware import (
+    TOO_MANY_REQUESTS,
+    AuthState,
+    ClientOrigin,
+    ServerLimits,
+    ServerMiddleware,
+    locate_scope,
+)
+from halter.server.oidc import BEGUN_LIFETIME, OidcSignOn
 
 if TYPE_CHECKING:
     from halter.server.responses import Feed
@@ -230,6 +242,8 @@ class ServerExtras:
     """The folders of agents that can be given tasks through the API, by name."""
     by_proxy: IdentifyByProxy = lambda _, __: None
     """Who asks, where a proxy before the server knows that."""
+    oidc: OidcSignOn | None = None
+    """The provider that people sign on with."""
 
 
 def build_server(
@@ -245,8 +259,9 @@ def build_server(
 
     api = new_api()
     api.state.site = Site(app, feed, agents or AgentFolders())
-    checks = AuthState(keys, Logins(keys.logins_file), extras.limits, extras.by_proxy)
-    add_login(api, door, checks, app.clock)
+    logins = Logins(keys.logins_file, sign_on="" if extras.oidc is None else extras.oidc.bound_to)
+    checks = AuthState(keys, logins, extras.limits, extras.by_proxy)
+    add_login(api, door, checks, app.clock, extras.oidc)
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
     _add_rest(api)
 
@@ -320,6 +335,12 @@ async def serve_web(
 PAGES: Final = Path(__file__).parent / "pages"
 LOGIN_WRONG_TOKEN: Final = "This token opens nothing here: it was removed, or never was one."  # noqa: S105 It is a sentence.
 HOME: Final = "/"
+NO_PROVIDER: Final = "There is no provider to log in with here: log in with a token."
+SIGNED_ON_PAGE: Final = (
+    f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={HOME}">'
+    f'<title>Halter: logged in</title></head><body><p><a href="{HOME}">You are logged in.</a></p></body></html>'
+)
+"""A redirect would not do: a browser that comes from the provider shows our cookie only to what our own page opens."""
 LONGEST_FORM: Final = 1000
 
 
@@ -328,9 +349,9 @@ def make_login_url(base: str, secret: str) -> str:
     return f"{base}{LOGIN}#token={secret}"
 
 
-def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock) -> None:
+def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock, oidc: OidcSignOn | None = None) -> None:
     """Adds the login page, its files, and its routes."""
-    page = (PAGES / "login.html").read_text("utf-8")
+    page = (PAGES / "login.html").read_text("utf-8").replace("<!--sign-on-->", _link_to_provider(oidc))
 
     def shown(problem: str, status: int, wait: int = 0) -> Response:
         headers = {"Retry-After": str(max(1, wait // SECOND))} if wait else None
@@ -354,11 +375,11 @@ def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock) 
         except ConfigError as error:
             return shown(f"You cannot be logged in: {error}", 503)
         checks.cookies_tried.right(place, key)
-        cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {_attributes(request)}"
+        cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {_attributes(secure=_is_by_tls(request))}"
         return Response(status_code=303, headers={"Location": HOME, "Set-Cookie": cookie})
 
     async def leave(request: Request) -> Response:
-        cookie = f"{door.cookie}=; Max-Age=0; {_attributes(request)}"
+        cookie = f"{door.cookie}=; Max-Age=0; {_attributes(secure=_is_by_tls(request))}"
         try:
             await end(request)
         except ConfigError as error:
@@ -376,6 +397,61 @@ def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock) 
     api.post(LOGOUT, **options)(leave)
     for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
+    _add_oidc(api, door, checks, clock, oidc, shown)
+
+
+def _add_oidc(
+    api: FastAPI,
+    door: ServerNames,
+    checks: AuthState,
+    clock: Clock,
+    oidc: OidcSignOn | None,
+    shown: Callable[[str, int, int], Response],
+) -> None:
+    """Adds the way to a provider and back, which without one leads nowhere."""
+    secure = oidc is not None and oidc.is_secure
+    # Under this prefix a browser takes the cookie from no other name of the domain.
+    begun = f"{'__Host-' if secure else ''}{door.cookie}_oidc"
+    across = _attributes(secure=secure, site="Lax")
+
+    async def begin() -> Response:
+        made = AuthRejected(404, NO_PROVIDER) if oidc is None else await oidc.begin(clock.now())
+        if isinstance(made, AuthRejected):
+            return shown(made.sentence, made.status, 0)
+        cookie = f"{begun}={made.key}; Max-Age={BEGUN_LIFETIME // SECOND}; {across}"
+        return Response(status_code=303, headers={"Location": made.location, "Set-Cookie": cookie})
+
+    async def finish(request: Request) -> Response:
+        if oidc is None:
+            return shown(NO_PROVIDER, 404, 0)
+        now, place, query = clock.now(), locate_scope(request.scope), request.scope.get("query_string", b"")
+        tried = query.decode("latin-1")
+        if wait := checks.tokens_tried.wait(place, tried, now):
+            return shown(TOO_MANY_REQUESTS, 429, wait)
+        person = await oidc.finish(find_cookies(request.headers.getlist("cookie"), begun), query, now)
+        if isinstance(person, AuthRejected):
+            checks.tokens_tried.wrong(place, tried, now)
+            response = shown(person.sentence, person.status, 0)
+        else:
+            response = await enter(person, place, oidc.lifetime)
+        response.headers.append("Set-Cookie", f"{begun}=; Max-Age=0; {across}")
+        return response
+
+    async def enter(person: Token, place: ClientOrigin, lifetime: int) -> Response:
+        try:
+            key = await checks.logins.begin_signed_on(person, clock.now(), lifetime)
+        except ConfigError as error:
+            return shown(f"You cannot be logged in: {error}", 503, 0)
+        checks.cookies_tried.right(place, key)
+        cookie = f"{door.cookie}={key}; Max-Age={lifetime // SECOND}; {_attributes(secure=secure)}"
+        return Response(SIGNED_ON_PAGE, 200, {"Set-Cookie": cookie}, "text/html")
+
+    api.get(OIDC_LOGIN, **_ROUTE)(begin)
+    api.get(OIDC_CALLBACK, **_ROUTE)(finish)
+
+
+def _link_to_provider(oidc: OidcSignOn | None) -> str:
+    return "" if oidc is None else f'<p><a href="{OIDC_LOGIN}">Log in with {escape(oidc.provider_name)}</a></p>'
 
 
 def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
@@ -395,7 +471,10 @@ def _token_in(body: bytes) -> str:
     return dict(fields).get("token", "").strip()
 
 
-def _attributes(request: Request) -> str:
+def _is_by_tls(request: Request) -> bool:
+    return request.headers.get("origin", "").startswith("https:")
+
+
+def _attributes(*, secure: bool, site: Literal["Strict", "Lax"] = "Strict") -> str:
     """Returns the cookie's attributes: no scripts, no other site, and only TLS where the browser used TLS."""
-    secure = "; Secure" if request.headers.get("origin", "").startswith("https:") else ""
-    return f"Path=/; HttpOnly; SameSite=Strict{secure}"
+    return f"Path=/; HttpOnly; SameSite={site}{'; Secure' if secure else ''}"

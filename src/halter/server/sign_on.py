@@ -12,6 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from halter.core.errors import ConfigError
 from halter.core.spec import SignOnSpec
@@ -25,6 +26,26 @@ SECRET_HEADER: Final = "x-halter-proxy"  # noqa: S105 It is the name of a header
 SHORTEST_SECRET: Final = 16
 
 
+class GroupRoles(msgspec.Struct, frozen=True):
+    """The role of each group, and the agents that it is for."""
+
+    roles: Mapping[str, Role]
+    agents: Mapping[str, tuple[str, ...]] = {}
+
+    def find(self, groups: Sequence[str]) -> tuple[Role, tuple[str, ...]] | None:
+        """The highest role, for the agents of the groups that give it; a lower role adds none. None without a role."""
+        held = [group for group in groups if group in self.roles]
+        if not held:
+            return None
+        role = ROLES[max(ROLES.index(self.roles[group]) for group in held)]
+        scopes = [self.agents.get(group) for group in held if self.roles[group] == role]
+        return role, () if None in scopes else tuple(sorted({name for scope in scopes for name in scope or ()}))
+
+
+def make_group_roles(spec: SignOnSpec) -> GroupRoles:
+    return GroupRoles(dict(spec.roles), dict(spec.agents))
+
+
 class ProxySignOn(msgspec.Struct, frozen=True):
     """How a listed proxy names people. `lifetime` is how long a stream that it opened may last."""
 
@@ -32,7 +53,7 @@ class ProxySignOn(msgspec.Struct, frozen=True):
     secret: str
     header: str
     groups_header: str
-    roles: Mapping[str, Role]
+    roles: GroupRoles
     people: Mapping[str, str]
     lifetime: int
 
@@ -46,11 +67,12 @@ class ProxySignOn(msgspec.Struct, frozen=True):
         if not USER_PATTERN.fullmatch(users[0]):
             return AuthRejected(403, "The proxy names nobody who could be a person here.")
         name = self.people.get(users[0].lower(), users[0].lower())
-        held = {self.roles[group] for group in _split_groups(asked.all(self.groups_header)) if group in self.roles}
-        if not held:
+        held = self.roles.find(_split_groups(asked.all(self.groups_header)))
+        if held is None:
             sentence = f"{name} is in no group that has a role here: see `sign_on.roles` in halter.yaml."
             return AuthRejected(403, sentence)
-        return Allowed(Token(name, ROLES[max(map(ROLES.index, held))], "", 0), until=now + self.lifetime)
+        role, agents = held
+        return Allowed(Token(name, role, "", 0, agents), until=now + self.lifetime)
 
     def _proves(self, shown: Sequence[str]) -> bool:
         return len(shown) == 1 and hmac.compare_digest(shown[0].encode("latin-1"), self.secret.encode())
@@ -70,6 +92,8 @@ def _split_groups(lines: Sequence[str]) -> Sequence[str]:
 
 def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxySignOn:
     """Raises ConfigError where the secret is not set, or could be guessed."""
+    if spec.secret is UNSET:
+        raise ConfigError("`sign_on.proxies` needs `sign_on.secret`: an address is no proof.")
     try:
         secret: str = substitute_secrets(spec.secret, reveal)
     except KeyError as missing:
@@ -82,7 +106,7 @@ def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxyS
         networks=tuple(ip_network(each) for each in spec.proxies),
         header=spec.user_header.lower(),
         groups_header=spec.groups_header.lower(),
-        roles=dict(spec.roles),
+        roles=make_group_roles(spec),
         people={user.lower(): name for user, name in spec.people.items()},
         lifetime=spec.lifetime,
     )
