@@ -22,7 +22,7 @@ TEXT_TYPES: Final = frozenset(("application/json", "application/xml", "applicati
 IMAGE_TOKENS: Final = 16_000
 """More than any of the large providers counts for one picture, at its highest resolution."""
 PAGE_TOKENS: Final = 5_000
-"""More than a page of a PDF takes, which is read as text and seen as a picture."""
+"""More than a printed page of a PDF takes, read as text and seen as a picture; hidden text may take more."""
 LARGEST_FILE: Final = 20 * 1024 * 1024
 LARGEST_IN_ALL: Final = 30 * 1024 * 1024
 _GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
