@@ -18,7 +18,7 @@ from halter.core.rows import DecisionRow, HaltRow
 from halter.operations.decisions import DecisionResult
 from halter.operations.desk import Role
 from halter.top.app import TopApp
-from halter.top.rows import list_rows
+from halter.top.rows import describe_need, list_rows
 from halter.top.source import OperationSource, ServerSource, StoreSource, check_server
 from tests.server.conftest import House
 
@@ -244,6 +244,13 @@ async def test_what_an_agent_wrote_neither_steers_the_screen_nor_is_markup(sourc
     assert "[bold red]pay[/]" in screen
     assert "\x1b" not in screen
     assert "\u202e" not in screen
+
+
+async def test_a_question_hides_no_character_of_what_it_is_about(source: OperationSource) -> None:
+    view = await source.call("top")
+    one = next(each for each in view.inbox if each.need.decision == "mine-asks")
+    need = msgspec.structs.replace(one.need, shown='{"path": "a\u200b\u3164b\u202e"}')
+    assert '"a\\u200b\\u3164b\\u202e"' in describe_need(msgspec.structs.replace(one, need=need))
 
 
 async def test_the_cursor_stays_on_its_session_when_others_come(source: OperationSource) -> None:

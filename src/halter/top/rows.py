@@ -6,7 +6,7 @@ from typing import Final
 
 from halter.core.clock import format_duration
 from halter.core.money import format_unit_amount, format_usd
-from halter.core.text import format_count, to_one_line
+from halter.core.text import escape_hidden, format_count, to_one_line
 from halter.operations.top import FleetView, QueuedNeed, SessionLine
 from halter.present.events import format_hour
 from halter.present.sheet import Listing, Sheet
@@ -104,7 +104,7 @@ def describe_need(one: QueuedNeed) -> str:
         parts += [f"y: {one.yes}. n: {one.no}."]
     else:
         parts += [f"Type: {command}" for command in need.commands]
-    return "\n".join(part for part in parts if part)
+    return escape_hidden("\n".join(part for part in parts if part))
 
 
 def editable_arguments(one: QueuedNeed) -> dict[str, object]:
