@@ -106,7 +106,7 @@ async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: O
         await settle(pilot)
         workers = seen(app)
     assert "for you" in sessions
-    assert re.search(r"mine-1 +\S.*ago", sessions)
+    assert re.search(r"mine-1 +running +\$0\.0007 +\.\.\.\.\. 1 %", sessions)
     assert "mine wants to look" in inbox
     assert "y: Exactly this call, once. n: It does not run." in inbox
     assert "agent:mine" in budgets

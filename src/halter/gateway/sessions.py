@@ -80,6 +80,7 @@ class GatewayTerms(msgspec.Struct, frozen=True):
     owner: GatewayAgent
     guard: GuardRuntime
     models: Models
+    recovering: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     @property
     def agent(self) -> AssembledAgent:
@@ -455,18 +456,23 @@ async def _list_open(terms: GatewayTerms) -> Sequence[SessionRow]:
 async def recover_sessions(terms: GatewayTerms) -> None:
     """Take care of what killed gateways left: a person is asked about calls in doubt, and the rest is ended."""
     store, now = terms.app.patient(), terms.app.clock.now()
-    workers = await store.ask(Query("all_workers", WorkerRow))
-    alive = {each.worker for each in workers if each.alive(now)}
-    for row in await _list_open(terms):
-        if row.owner in alive:
-            continue
-        left = await _look_back(terms, row)
-        if row.state == "WAITING_FOR_APPROVAL" and await _waits(terms, left):
-            continue
-        lease = await take_lease(store, terms.app.clock, terms.worker, SessionId(row.session), 0)
-        if lease is not None:
-            with suppress(LeaseLost):
-                await _settle_left(terms, lease, left)
+    # Two looks at once would wake a session twice.
+    async with terms.recovering:
+        workers = await store.ask(Query("all_workers", WorkerRow))
+        alive = {each.worker for each in workers if each.alive(now)}
+        for row in await _list_open(terms):
+            if row.owner not in alive:
+                await _recover_session(terms, row)
+
+
+async def _recover_session(terms: GatewayTerms, row: SessionRow) -> None:
+    left = await _look_back(terms, row)
+    if row.state == "WAITING_FOR_APPROVAL" and await _waits(terms, left):
+        return
+    lease = await take_lease(terms.app.patient(), terms.app.clock, terms.worker, SessionId(row.session), 0)
+    if lease is not None:
+        with suppress(LeaseLost):
+            await _settle_left(terms, lease, left)
 
 
 async def _waits(terms: GatewayTerms, left: _LeftSession) -> bool:
