@@ -183,6 +183,7 @@ LIES: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nonce": lambda claims: {**claims, "nonce": "of another login"},
     "no nonce": lambda claims: {name: value for name, value in claims.items() if name != "nonce"},
     "audience": lambda claims: {**claims, "aud": "another-client"},
+    "audience with our own party": lambda claims: {**claims, "aud": "another-client", "azp": CLIENT},
     "no audience": lambda claims: {name: value for name, value in claims.items() if name != "aud"},
     "one of several audiences": lambda claims: {**claims, "aud": [CLIENT, "another-client"]},
     "authorized party": lambda claims: {**claims, "azp": "another-client"},
