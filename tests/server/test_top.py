@@ -131,6 +131,17 @@ async def test_a_second_y_approves_what_was_shown(house: House, either: Operatio
     assert await verdict(house, "theirs-asks") == ""
 
 
+async def test_ctrl_c_ends_it_also_in_the_middle_of_a_question(source: OperationSource) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("h")
+        await settle(pilot)
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert not app.is_running
+
+
 async def test_a_question_that_changed_since_it_was_shown_is_not_approved(
     house: House, either: OperationSource
 ) -> None:

@@ -134,6 +134,7 @@ class TopApp(App[None]):
         Binding("u", "resume", "Resume"),
         Binding("r", "look", "Refresh"),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(self, source: OperationSource, *, every: float | None = REFRESH_SECONDS, limit: int = 200) -> None:
