@@ -152,6 +152,31 @@ async def test_a_question_that_changed_since_it_was_shown_is_not_approved(
     assert await verdict(house, "mine-asks") == ""
 
 
+async def test_the_screen_approves_only_what_it_shows(house: House, source: OperationSource) -> None:
+    class Outdated:
+        """Shows every decision as it was before it changed."""
+
+        async def call(self, name: str, **given: Any) -> Any:
+            found = await source.call(name, **given)
+            if name != "top":
+                return found
+            return msgspec.structs.replace(
+                found, inbox=[msgspec.structs.replace(one, digest="before") for one in found.inbox if one.digest]
+            )
+
+    app = TopApp(Outdated(), every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        await pilot.press("y")
+        await settle(pilot)
+        await finish(app)
+    assert [await verdict(house, each) for each in ("mine-asks", "theirs-asks")] == ["", ""]
+
+
 async def test_nobody_approves_a_question_before_its_end_was_on_the_screen(
     house: House, source: OperationSource
 ) -> None:
