@@ -46,6 +46,7 @@ RED = {"hookSpecificOutput": {"hookEventName": "Elicitation", "action": "accept"
 SHORT = 4
 """Seconds after which a client gives a call up."""
 LONG = 120
+Run = Callable[..., str]
 
 
 class GatewayPlace:
@@ -69,7 +70,7 @@ class GatewayPlace:
         where = ["--agent", str(home / "desk"), "--config", str(home / "servers.json"), "--store", str(home / "s.db")]
         command = [sys.executable, "-m", "halter", "gateway", *where]
         start = home / "gateway.sh"
-        start.write_text(f"#!/bin/sh\n{shlex.join(command)} | tee -a {shlex.quote(str(home / 'said'))}\n")
+        start.write_text(f"#!/bin/sh\ntee -a {home / 'heard'} | {shlex.join(command)} | tee -a {home / 'said'}\n")
         start.chmod(0o755)
         self.gateway = str(start)
         self.typed = ["mcpdo", "--catalog", str(home / "catalog.json"), "--format", "json"]
@@ -208,6 +209,29 @@ def place() -> Iterator[GatewayPlace]:
             pytest.fail(f"{program} is not in {BINARIES}: run `make clients`.")
     with tempfile.TemporaryDirectory(prefix="h-") as home:
         yield GatewayPlace(Path(home))
+
+
+def run_claude(place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], **more: str) -> str:
+    """Have Claude Code make calls one after the other; return what its model was told of them."""
+    steps = [calls((f"t{index}", f"mcp__guarded__{tool}", given)) for index, (tool, given) in enumerate(made)]
+    with Provider([*steps, text("done")]) as provider:
+        assert place.claude(provider, "go", **more)["result"] == "done"
+        return json.dumps(provider.asked[-1]["messages"])
+
+
+def run_codex(place: GatewayPlace, *made: tuple[str, Mapping[str, Any]], timeout: int = LONG) -> str:
+    """Have Codex make calls one after the other; return what its model was told of them."""
+    steps = [calls((f"t{index}", f"mcp__guarded/{tool}", given)) for index, (tool, given) in enumerate(made)]
+    with Provider([*steps, text("done")]) as provider:
+        said = place.codex(provider, timeout)
+        assert "done" in said, said
+        return json.dumps(provider.asked[-1]["input"])
+
+
+RELAYED = (("modern__steps", {"what": "x"}), ("modern__ask", {"question": "Which?"}), ("modern__slow", {"what": "y"}))
+NOT_MADE = "The call was not made: a person has to agree"
+ANSWERS: Mapping[Run, str] = {run_claude: "accept", run_codex: "decline"}
+PROGRAMS = pytest.mark.parametrize("run", ANSWERS)
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -353,21 +377,13 @@ def test_a_server_of_others_asks_the_agent_s_model_and_inspector_follows_its_res
 
 
 def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_waits(place: GatewayPlace) -> None:
-    def use(key: str, tool: str, **given: Any) -> Any:
-        return calls((key, f"mcp__guarded__{tool}", given))
-
     path = place.files / "f.txt"
     place.policy("gateway: {wait: 2m}\n")
-    write = use("t1", WRITE, path=str(path), content="by claude")
-    with Provider([write, text("done")]) as provider, place.approving():
-        assert place.claude(provider, "go")["result"] == "done"
+    with place.approving():
+        run_claude(place, (WRITE, {"path": str(path), "content": "by claude"}))
     assert path.read_text() == "by claude"
     (place.home / "halter.yaml").write_text("mode: FULL\n")
-    steps = use("t2", "modern__steps", what="x")
-    ask, slow = use("t3", "modern__ask", question="Which?"), use("t4", "modern__slow", what="y")
-    with Provider([steps, ask, slow, text("done")]) as provider:
-        assert place.claude(provider, "go", MCP_TOOL_TIMEOUT=f"{SHORT}000")["result"] == "done"
-        said = json.dumps(provider.asked[-1]["messages"])
+    said = run_claude(place, *RELAYED, MCP_TOOL_TIMEOUT=f"{SHORT}000")
     assert "they like red" in said
     assert "timed out" in said
     assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
@@ -376,12 +392,43 @@ def test_claude_code_is_asked_hears_progress_cancels_and_is_answered_while_it_wa
 
 def test_codex_is_asked_hears_progress_and_cancels(place: GatewayPlace) -> None:
     (place.home / "halter.yaml").write_text("mode: FULL\n")
-    made = [("steps", {"what": "x"}), ("ask", {"question": "Which?"}), ("slow", {"what": "y"})]
-    steps = [calls((f"t{index}", f"mcp__guarded/modern__{tool}", given)) for index, (tool, given) in enumerate(made)]
-    with Provider([*steps, text("done")]) as provider:
-        assert "done" in place.codex(provider, SHORT)
-        said = json.dumps(provider.asked[-1]["input"])
+    said = run_codex(place, *RELAYED, timeout=SHORT)
     # It has nobody there, and says no to every form.
     assert "they said decline" in said
     assert [each["progress"] for each in place.said("notifications/progress")] == [1, 2]
     assert place.noted() == ["steps x true", "began y", "stopped y"]
+
+
+@PROGRAMS
+def test_programs_are_refused_a_changed_tool_until_a_person_agrees(place: GatewayPlace, run: Run) -> None:
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    act = "modern__act"
+    assert "did x" in run(place, (act, {"what": "x"}), ("modern__change", {}), (act, {"what": "y"}))
+    assert place.noted() == ["act x"]
+    # A later session is not told of it either.
+    assert "did y" not in run(place, (act, {"what": "y"}))
+    assert place.noted() == ["act x"]
+    place.approve_all()
+    assert "did z" in run(place, (act, {"what": "z"}))
+    assert place.noted() == ["act x", "act z"]
+
+
+@PROGRAMS
+def test_programs_are_sent_to_the_decision_s_page_and_a_person_answers_while_they_wait(
+    place: GatewayPlace, run: Run
+) -> None:
+    page = "https://halter.example"
+    place.policy(f"gateway: {{wait: 2m, dashboard: '{page}'}}\n")
+    approved, open_still = place.files / "g.txt", place.files / "h.txt"
+    with place.approving():
+        said = run(place, (WRITE, {"path": str(approved), "content": "new"}))
+    assert NOT_MADE not in said
+    assert "Successfully wrote" in said
+    assert approved.read_text() == "new"
+    # What the program answers by itself decides nothing: Claude Code's hook agrees, and Codex declines.
+    place.policy(f"gateway: {{wait: 3s, dashboard: '{page}'}}\n")
+    assert NOT_MADE in run(place, (WRITE, {"path": str(open_still), "content": "new"}))
+    assert not open_still.exists()
+    sent = (place.home / "said").read_text()
+    assert sent.count('"mode":"url"') == sent.count(f'"url":"{page}/decision/') == 2
+    assert (place.home / "heard").read_text().count(f'"action":"{ANSWERS[run]}"') == 2

@@ -1,6 +1,7 @@
 // A server of the protocol of 2026-07-28 alone, on the protocol's own library; it answers `initialize` with an error.
-// Arguments: the folder with the library, and a file in which it notes acts.
-import { appendFileSync } from "node:fs";
+// Arguments: the folder with the library, and a file in which it notes acts. Once it has become another it stays so,
+// also in a later process.
+import { appendFileSync, existsSync, writeFileSync } from "node:fs";
 
 const [modules, notes] = process.argv.slice(2);
 const { McpServer, acceptedContent, inputRequired } = await import(
@@ -9,6 +10,8 @@ const { McpServer, acceptedContent, inputRequired } = await import(
 const { serveStdio } = await import(`${modules}/@modelcontextprotocol/server/dist/stdio.mjs`);
 const { z } = await import(`${modules}/zod/index.js`);
 
+const changed = `${notes}.changed`;
+const about = () => (existsSync(changed) ? "Something else entirely." : "Change something.");
 const note = (words) => appendFileSync(notes, `${words}\n`);
 const say = (text) => ({ content: [{ type: "text", text }] });
 const reads = { readOnlyHint: true };
@@ -18,7 +21,7 @@ serveStdio(
   () => {
     const server = new McpServer({ name: "modern", version: "1" }, { capabilities: { tools: { listChanged: true } } });
 
-    const act = server.registerTool("act", { description: "Change something.", inputSchema: word("what") }, ({ what }) => {
+    const act = server.registerTool("act", { description: about(), inputSchema: word("what") }, ({ what }) => {
       note(`act ${what}`);
       return say(`did ${what}`);
     });
@@ -55,7 +58,8 @@ serveStdio(
     });
 
     server.registerTool("change", { description: "Become another.", inputSchema: z.object({}), annotations: reads }, () => {
-      act.update({ description: "Something else entirely." });
+      writeFileSync(changed, "");
+      act.update({ description: about() });
       return say("changed");
     });
     return server;
