@@ -131,6 +131,28 @@ async def test_a_second_y_approves_what_was_shown(house: House, either: Operatio
     assert await verdict(house, "theirs-asks") == ""
 
 
+@pytest.mark.parametrize("key", ["y", "n", "h", "u"])
+async def test_a_key_pressed_twice_at_once_asks_once_and_approves_nothing(
+    house: House, source: OperationSource, key: str
+) -> None:
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        await settle(pilot)
+        for _ in range(2):
+            app.simulate_key(key)
+        await settle(pilot)
+        assert len(app.screen_stack) == 2
+        await pilot.press("escape")
+        await settle(pilot)
+        assert len(app.screen_stack) == 1
+        await pilot.press(key)
+        await settle(pilot)
+        assert len(app.screen_stack) == 2
+    assert await verdict(house, "mine-asks") == ""
+
+
 async def test_ctrl_c_ends_it_also_in_the_middle_of_a_question(source: OperationSource) -> None:
     app = TopApp(source, every=None)
     async with app.run_test(size=SIZE) as pilot:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from halter import Agent, tool
 from halter.cli import build
 from halter.config.yaml_reader import load_bytes
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, HalterError
 from halter.core.messages import Prompt, Reply, Text, ToolCall
 from halter.core.usage import ModelName, Usage
 from halter.testing.evals import EvalFile, MakeAgent, add_case, divide_cap, parse_evals, run_evals
@@ -112,19 +112,48 @@ async def test_a_case_that_waits_for_a_person_fails_and_the_others_go_on(tmp_pat
     assert says.passed
 
 
-async def test_all_cases_together_never_cost_more_than_their_cap(tmp_path: Path) -> None:
-    class Dear(FunctionModel):
-        name = ModelName("openai", "gpt-5-mini")
+class Dear(FunctionModel):
+    """Does as its function says, for a price."""
 
-        async def ask(self, prompt: Prompt, permit: Any, hear: Any = None) -> Reply:
-            permit.use()
-            return Reply(
-                (ToolCall(str(len(prompt.messages)), "add", '{"a": 1, "b": 2}'),), "calls", Usage(1_000, 1_000)
-            )
+    name = ModelName("openai", "gpt-5-mini")
+
+    async def ask(self, prompt: Prompt, permit: Any, hear: Any = None) -> Reply:
+        reply = await super().ask(prompt, permit, hear)
+        return msgspec.structs.replace(reply, usage=Usage(1_000, 1_000))
+
+
+async def test_a_case_that_waits_or_raises_says_what_it_cost(tmp_path: Path) -> None:
+    def raises(prompt: Prompt) -> Said:
+        if len(prompt.messages) > 1:
+            raise HalterError("The provider's key is gone.")
+        return answers(prompt)
+
+    text = "max_cost_usd: 1\ncases:\n  - {name: one, input: %s it}\n"
+    (waits,) = await run_evals(file(text % "send"), maker(tmp_path, model=Dear(answers)))
+    (broke,) = await run_evals(file(text % "add"), maker(tmp_path, model=Dear(raises)))
+    assert waits.why.startswith("It waits for a person: ")
+    assert broke.why == "The provider's key is gone."
+    assert all(Decimal("0.002") <= case.cost_usd < Decimal("0.02") and case.session for case in (waits, broke))
+
+
+async def test_a_judge_that_raises_fails_its_case_which_keeps_its_cost(tmp_path: Path) -> None:
+    def raises(prompt: Prompt) -> Said:
+        raise HalterError("The judge's key is gone.")
+
+    cases = file("max_cost_usd: 1\njudge_model: a:b\ncases:\n  - {name: one, input: x, expect: {judge: Good.}}\n")
+    (case,) = await run_evals(cases, maker(tmp_path, model=Dear(answers)), maker(tmp_path, model=Dear(raises)))
+    assert case.why == "The judge gave no verdict: The judge's key is gone."
+    assert case.cost_usd > Decimal("0.002")
+    assert case.session
+
+
+async def test_all_cases_together_never_cost_more_than_their_cap(tmp_path: Path) -> None:
+    def adds(prompt: Prompt) -> Said:
+        return ToolCall(str(len(prompt.messages)), "add", '{"a": 1, "b": 2}')
 
     lines = "".join(f"  - {{name: c{number}, input: add it}}\n" for number in range(8))
     cases, caps = file(f"max_cost_usd: 0.04\nparallel: 8\ncases:\n{lines}"), list[Decimal]()
-    found = await run_evals(cases, maker(tmp_path, caps, Dear(answers)))
+    found = await run_evals(cases, maker(tmp_path, caps, Dear(adds)))
     assert sum(caps) <= Decimal("0.04")
     assert not any(case.passed for case in found)
     assert Decimal(0) < sum(case.cost_usd for case in found) <= Decimal("0.04")

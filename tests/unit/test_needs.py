@@ -10,7 +10,10 @@ from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import BudgetRow
 from halter.core.rows import HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision
+from halter.operations.decisions import OpenInbox, WaitingDecision
 from halter.operations.report import ReportRows, build_report
+from halter.present.sheet import Facts
+from halter.present.tables import build_decision_sheet, build_inbox_sheet
 from halter.runtime.needs import ProposalCounts, describe_call, describe_decision, list_needs, read_reason
 
 NOW = 30 * DAY
@@ -57,6 +60,18 @@ def decision(about: str = "approval", body: bytes = b'send {"to":"bob"}', **more
 )
 def test_a_decision_is_a_sentence(one: PendingDecision, sentence: str) -> None:
     assert describe_decision(one) == sentence
+
+
+@pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2066", "\u3164", "\ufe0f", "\x1b"])
+@pytest.mark.parametrize("about", ["approval", "changed_tool", "proposal"])
+def test_an_inbox_hides_no_character_of_what_is_asked(about: str, hidden: str) -> None:
+    body = f'send {{"to":"bob{hidden}by"}}' if about == "approval" else f"Keep bob{hidden}by."
+    asked = decision(about, body.encode(), said=msgspec.json.encode(Reply((Text(f"Say{hidden}so."),), "calls")))
+    one = msgspec.convert(msgspec.structs.asdict(asked), WaitingDecision)
+    sheet = [*build_decision_sheet(one, NOW), *build_inbox_sheet(OpenInbox([one], [], []), NOW)]
+    facts = [fact for part in sheet if isinstance(part, Facts) for fact in part.facts]
+    assert not any(hidden in text for _, text in facts)
+    assert sum(f"\\u{ord(hidden):04x}" in text for _, text in facts) >= 2
 
 
 def test_the_models_own_reason_is_told_with_its_call() -> None:

@@ -54,7 +54,10 @@ SEND_INTERVAL: Final = SECOND
 MAX_OPEN: Final = 20
 """So many open questions are shown in a chat at once; the others follow as these are answered."""
 MAX_CODES_PER_MINUTE: Final = 10
-"""So many texts of accounts that are not paired are looked at."""
+"""So many codes of one account are looked at, so that no account keeps another from pairing.
+
+A code has 60 random bits and counts for ten minutes: any number of accounts find none by trying.
+"""
 MAX_STATUS_LINES: Final = 20
 BACKOFF: Final = 2 * SECOND
 MAX_BACKOFF: Final = 2 * MINUTE
@@ -128,7 +131,7 @@ class DecisionChannel:
         self._told = ""
         self._failures = 0
         self._undeliverable: set[tuple[str, str]] = set()
-        self._codes: list[int] = []
+        self._codes: dict[str, list[int]] = {}
 
     async def run(self) -> None:
         """Serve the channel whenever no other process does, until cancelled."""
@@ -329,7 +332,7 @@ class DecisionChannel:
     async def _pair(self, reply: ChatReply, state: ChannelState) -> bool:
         """Make the sender of an open code an approver; any other code gets no answer."""
         code = find_code(reply.press or reply.text)
-        if not code or reply.forwarded or not self._may_try():
+        if not code or reply.forwarded or not self._may_try(reply.account):
             return False
         offer, now = state.offers.get(digest_token(code)), self._app.clock.now()
         if offer is None or offer.expires_at <= now or (offer.place and offer.place != reply.place):
@@ -349,13 +352,13 @@ class DecisionChannel:
         self._news.set()
         return True
 
-    def _may_try(self) -> bool:
-        """Bound the codes that are looked at, so that none can be found by trying."""
+    def _may_try(self, account: str) -> bool:
         now = self._app.clock.now()
-        self._codes = [at for at in self._codes if at > now - MINUTE]
-        if len(self._codes) >= MAX_CODES_PER_MINUTE:
+        self._codes = {each: tries for each, tries in self._codes.items() if tries[-1] > now - MINUTE}
+        tries = [at for at in self._codes.get(account, ()) if at > now - MINUTE]
+        if len(tries) >= MAX_CODES_PER_MINUTE:
             return False
-        self._codes.append(now)
+        self._codes[account] = [*tries, now]
         return True
 
 

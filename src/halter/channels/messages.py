@@ -16,7 +16,6 @@ import msgspec
 from halter.core.clock import format_duration
 from halter.core.money import format_micros
 from halter.core.rows import DecisionRow
-from halter.core.text import escape_hidden
 from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, offers, put
 from halter.operations.money import amount_of
 from halter.state.channel import ChannelState, ShownMessage
@@ -32,6 +31,8 @@ HELP: Final = (
     "Press a button below a question, or reply to it: yes, no REASON, always, cap 2.50, or other arguments as a JSON "
     "object. /status shows the agents, /halt stops all of them, /halt AGENT one."
 )
+
+FOREIGN: Final = "All that follows, to the end of this message, is what the agent wrote:"
 
 
 class ChatButton(msgspec.Struct, frozen=True):
@@ -108,39 +109,45 @@ def compose(
 ) -> ChatMessage:
     """Put a decision into a message that fits; what does not fit whole cannot be approved there."""
     said, lasts = put(one), format_duration(max(0, one.expires_at - now) // 60_000_000 * 60_000_000)
-    always = bool(offers(one))
-    head = escape_hidden("\n".join(part for part in (said.what, said.why, _describe_risk(one)) if part))
-    shown = escape_hidden(said.shown)
-    tail = [f"Yes: {said.yes}. No: {said.no}."]
-    tail += ["Always: the same arguments are not asked about again in this session, for 7d."] if always else []
-    tail.append(f"It expires in {lasts}. {one.decision}")
-    text, place = _join(head, shown, tail)
-    readable = shown not in ("", "(erased)")
+    always, what = bool(offers(one)), _describe_wish(one, said.what)
+    rest = [_describe_risk(one), f"Yes: {said.yes}. No: {said.no}."]
+    rest += ["Always: the same arguments are not asked about again in this session, for 7d."] if always else []
+    expires = f"It expires in {lasts}. {one.decision}"
+    text, place = _join(what, [*rest, expires], said.why, said.shown)
+    readable = said.shown not in ("", "(erased)")
     if readable and fits(text):
         token = make_button_token(text, one.digest, random)
         return ChatMessage(text, _make_buttons(one, token, always=always), place, button=token)
     where = f"halter inbox, then: halter approve {one.decision}"
     link = f" Or look at {dashboard}" if dashboard else ""
     why = "Not all of it fits here" if readable else "What it asks about cannot be shown"
-    tail = [f"{why}, so it cannot be approved here. Read it whole: {where}{link}", tail[-1]]
-    text, place = _cut(head, shown, tail, fits)
+    rest = [f"{why}, so it cannot be approved here. Read it whole: {where}{link}", expires]
+    text, place = _cut(what, rest, said.why, said.shown, fits)
     token = make_button_token(text, one.digest, random)
     return ChatMessage(text, (ChatButton("Deny", f"no:{token}"),), place, cut=True, button=token)
 
 
-def _join(head: str, shown: str, tail: Sequence[str]) -> tuple[str, tuple[int, int]]:
-    start = len(head) + 2
-    return f"{head}\n\n{shown}\n\n" + "\n".join(tail), (start, start + len(shown))
+def _describe_wish(one: WaitingDecision, what: str) -> str:
+    """The sentence, without a text that is shown below anyway and could look like lines of Halter's."""
+    return f"{what.partition(': ')[0]}." if one.about in ("proposal", "schedule") else what
 
 
-def _cut(head: str, shown: str, tail: Sequence[str], fits: Callable[[str], bool]) -> tuple[str, tuple[int, int]]:
+def _join(what: str, rest: Sequence[str], why: str, shown: str) -> tuple[str, tuple[int, int]]:
+    """Put what the agent wrote last, so that nothing in it can pass for a line of Halter's."""
+    before = "\n".join(filter(None, (what, *rest, FOREIGN))) + "\n\n" + (f"{why}\n\n" if why else "")
+    return before + shown, (len(before), len(before) + len(shown))
+
+
+def _cut(
+    what: str, rest: Sequence[str], why: str, shown: str, fits: Callable[[str], bool]
+) -> tuple[str, tuple[int, int]]:
     """As much of what is asked about as fits, and its end is marked."""
     keep = len(shown)
-    while keep and not fits(_join(head, f"{shown[:keep]}…", tail)[0]):
+    while keep and not fits(_join(what, rest, why, f"{shown[:keep]}…")[0]):
         keep = keep * 3 // 4
-    while len(head) > 1 and not fits(_join(head, "…", tail)[0]):
-        head = f"{head[: len(head) * 3 // 4]}…"
-    return _join(head, f"{shown[:keep]}…", tail)
+    while len(what) > 1 and not fits(_join(what, rest, why, "…")[0]):
+        what = f"{what[: len(what) * 3 // 4]}…"
+    return _join(what, rest, why, f"{shown[:keep]}…")
 
 
 def _describe_risk(one: WaitingDecision) -> str:

@@ -33,7 +33,7 @@ from halter.core.events import ApprovalGiven
 from halter.core.ids import SessionId, may_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import format_micros, format_unit_amount, format_usd, to_unit_amount
-from halter.core.text import clean, shorten
+from halter.core.text import clean, escape_hidden, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
 from halter.guard.tool_door import Answer, NeedsPerson
@@ -447,7 +447,7 @@ class _DecisionPrompt:
         async with self._turn:
             self._screen.end_line()
             found = await decision_meant(Desk(self._app, Who(self._app.settings.person)), asked.decision)
-            for line in found.shown.splitlines():
+            for line in escape_hidden(found.shown).splitlines():
                 warn(f"  {line}")
             word: str | None = ""
             while word is not None and word not in TYPED_ANSWERS:

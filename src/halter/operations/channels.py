@@ -56,6 +56,7 @@ async def offer_pairing(
 ) -> PairingCode:
     """Make a code; the first account that sends it within ten minutes answers for this person from then on."""
     desk.demand("admin", "pair anybody")
+    desk.demand_all("pair anybody")
     if channel not in CHANNELS:
         wrong(f"{channel!r} is no channel: write {', '.join(CHANNELS[:-1])} or {CHANNELS[-1]}.")
     if role not in ROLES:
@@ -92,6 +93,7 @@ async def list_approvers(desk: Desk) -> Sequence[PairedApprover]:
 async def remove_approver(desk: Desk, channel: str, name: str, reason: str = "") -> Done:
     """Remove a person from a channel: their replies count no longer, and their unused codes neither."""
     desk.demand("admin", "remove anybody")
+    desk.demand_all("remove anybody")
     removed = ApproverRemoved(channel=channel, name=name, by=desk.who.name, reason=reason)
     log = ChannelLog(desk.app.store, channel)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from halter.core.clock import format_duration
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
-from halter.core.text import format_count
+from halter.core.text import escape_hidden, format_count
 from halter.present.events import describe_review, format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
 
@@ -136,7 +136,8 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
 
 def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
     """Show one thing that waits for a person, with the commands that answer it."""
-    return [("what", need.sentence), ("why", need.why), *(("type", f"{each}{option}") for each in need.commands)]
+    said = (("what", escape_hidden(need.sentence)), ("why", escape_hidden(need.why)))
+    return [*said, *(("type", f"{each}{option}") for each in need.commands)]
 
 
 def build_decision_sheet(one: "WaitingDecision", now: int) -> Sheet:

@@ -35,7 +35,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
-from halter.core.money import DOLLAR
+from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
@@ -441,6 +441,16 @@ class Agent(AgentProgram):
 
         async with self._for_once() as context:
             return (await read_fork(context.store, await read_session_row(context, session), at)).messages
+
+    async def cost_usd(self, session: str) -> Decimal:
+        """Returns what a session has cost so far, with what is held for calls under way."""
+        from halter.guard.ledger import read_budget
+        from halter.runtime.sessions import read_session_row
+
+        async with self._for_once() as context:
+            await read_session_row(context, session)
+            row = await read_budget(context.store, f"session:{session}")
+            return micros_to_usd(row.spent + row.held)
 
     async def stream(
         self,

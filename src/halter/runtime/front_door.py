@@ -30,7 +30,7 @@ from halter.core.ports import Draft, Query, Store, Write, offload_body, read_str
 from halter.core.ports import read_body as said_in
 from halter.core.rows import AgentRow, DecisionRow, HaltRow, SavedHotState, SessionRow, StreamRow, TriggerRow
 from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
-from halter.core.text import format_count, from_body, join_names, shorten
+from halter.core.text import escape_hidden, format_count, from_body, join_names, shorten
 from halter.core.vocabulary import SessionKind
 from halter.front_door.fast_paths import (
     HELP_ANSWER,
@@ -368,7 +368,9 @@ async def describe_needs(store: Store, now: int) -> str:
         lines.append(f"{many} for you. Say approve or deny, with the id if there are several.")
     for one in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - one.asked_at))
-        lines.append(f"- {one.decision}: {describe_decision(one)} ({ago} ago)\n{_indent(one.shown)}".rstrip())
+        lines.append(
+            f"- {one.decision}: {describe_decision(one)} ({ago} ago)\n{_indent(escape_hidden(one.shown))}".rstrip()
+        )
     lines += [*_describe_more(len(found)), *([f"{'This' if not found else 'Also this'} needs you:"] if needs else [])]
     lines += [f"- {need.line}" for need in needs[:MAX_LISTED_ROWS]]
     return "\n".join([*lines, *_describe_more(len(needs))])
@@ -398,7 +400,7 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
     unseen = ahead or not await _was_shown(context, session, one.decision)
     if said.implied and said.verdict == "approve" and unseen:
         # This decision may have replaced the one that they saw or were typing about.
-        shown = f"- {one.decision}: {describe_decision(one)}\n{_indent(one.shown)}".rstrip()
+        shown = f"- {one.decision}: {describe_decision(one)}\n{_indent(escape_hidden(one.shown))}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
     events = (await context.store.commit(write)).events

@@ -15,7 +15,7 @@ from halter.core.messages import Reply
 from halter.core.money import NEAR_CAP_PERCENT, BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
 from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerRow
-from halter.core.text import from_body, shorten, to_one_line
+from halter.core.text import escape_hidden, from_body, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
 from halter.guard.approvals import PendingDecision
@@ -204,14 +204,15 @@ async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
 
 
 def make_decision_need(one: PendingDecision) -> Need:
+    """Put a decision into words that hide no character of what it is about."""
     more = " --cap AMOUNT" if one.about == "cap_raise" else ""
     shown = one.shown.removeprefix(f"{one.name} ") if one.about in ("approval", "unknown_call") else one.shown
     return Need(
         kind=cast("NeedKind", one.about),
         agent=one.agent,
-        sentence=describe_decision(one),
-        why=read_reason(one),
-        shown=shown,
+        sentence=escape_hidden(describe_decision(one)),
+        why=escape_hidden(read_reason(one)),
+        shown=escape_hidden(shown),
         commands=(f"halter approve {one.decision}{more}", f"halter deny {one.decision}"),
         decision=one.decision,
         session=one.session,

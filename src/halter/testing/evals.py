@@ -24,6 +24,7 @@ from halter.config.yaml_reader import Document, load_bytes, load_file
 from halter.core.agent_spec import Dollars
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
+from halter.core.ids import SortableIds
 from halter.core.messages import Message, Text, ToolCall
 from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
@@ -202,8 +203,10 @@ async def _run_case(case: EvalCase, cap: int, agent: MakeAgent, judge: MakeAgent
     graded = judge if case.expect.judge else None
     for_judge = cap // JUDGE_SHARE if graded else 0
     result = await _run_unattended(agent, cap - for_judge, case.input)
-    if isinstance(result, str):
-        return EvalOutcome(name=case.name, passed=False, why=result)
+    if isinstance(result, _Stopped):
+        return EvalOutcome(
+            name=case.name, passed=False, why=result.why, session=result.session, cost_usd=result.cost_usd
+        )
     failures, cost = [*list_failures(case.expect, result)], result.cost_usd
     if graded is not None and not failures:
         why_not, spent = await _judge(graded, for_judge, case, result.text)
@@ -218,10 +221,19 @@ async def _run_case(case: EvalCase, cap: int, agent: MakeAgent, judge: MakeAgent
     )
 
 
-async def _run_unattended(make: MakeAgent, cap: int, text: str) -> Result[Any] | str:
+class _Stopped(msgspec.Struct, frozen=True):
+    """A run that came to no result, why, and what it cost until then."""
+
+    why: str
+    session: str = ""
+    cost_usd: Decimal = ZERO_USD
+
+
+async def _run_unattended(make: MakeAgent, cap: int, text: str, **options: Any) -> Result[Any] | _Stopped:
     """Run a case. Where it waits for a person there is none: the run ends there, with a sentence."""
     asked: list[NeedsPerson] = []
-    running: asyncio.Future[Result[str]] | None = None
+    running: asyncio.Future[Result[Any]] | None = None
+    session = SortableIds(SystemClock().now).new()
 
     def waits(need: NeedsPerson, _: State) -> None:
         asked.append(need)
@@ -229,28 +241,31 @@ async def _run_unattended(make: MakeAgent, cap: int, text: str) -> Result[Any] |
             running.cancel()
 
     async with make(micros_to_usd(cap), waits) as agent:
-        running = asyncio.ensure_future(agent.run(text))
+        running = asyncio.ensure_future(agent.run(text, id=session, **options))
         try:
             return await running
         except asyncio.CancelledError:
             if not asked:
                 raise
-            return f"It waits for a person: {asked[0].decision}."
+            why = f"It waits for a person: {asked[0].decision}."
+        except HalterError as error:
+            why = str(error)
+        try:
+            return _Stopped(why, session, await agent.cost_usd(session))
+        except ConfigError:  # It did not begin.
+            return _Stopped(why)
 
 
 async def _judge(make: MakeAgent, cap: int, case: EvalCase, answer: str) -> tuple[str, Decimal]:
     """Ask whether an answer meets the criterion; say why not, or nothing."""
     task = json.dumps({"task": case.input, "criterion": case.expect.judge, "answer": answer}, ensure_ascii=False)
-    async with make(micros_to_usd(cap), _ignore_wait) as judge:
-        result = await judge.run(task, output_type=Verdict)
+    result = await _run_unattended(make, cap, task, output_type=Verdict)
+    if isinstance(result, _Stopped):
+        return f"The judge gave no verdict: {result.why}", result.cost_usd
     verdict: Verdict | None = result.output
-    if verdict is None:  # pyright: ignore[reportUnnecessaryComparison] - without an answer there is no output
+    if verdict is None:
         return f"The judge gave no verdict: {result.sentence or result.state}.", result.cost_usd
     return ("" if verdict.met else f"The judge: {verdict.why or 'it is not met'}"), result.cost_usd
-
-
-def _ignore_wait(_need: NeedsPerson, _state: State) -> None:
-    """A judge has no tools, so it waits for no one."""
 
 
 def compare(run: EvalRun, before: EvalRun | None) -> EvalRun:

@@ -1,7 +1,7 @@
 """The live terminal: four tables, the followed session's last events, and the keys that answer questions and halt."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import msgspec
@@ -42,14 +42,23 @@ class ConfirmScreen(ModalScreen[bool]):
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
+        self._drawn = False
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="question"):
             yield Static(escape_text(self._text))
         yield Footer()
 
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._note_drawn)
+
+    def _note_drawn(self) -> None:
+        self._drawn = True
+
     def action_agree(self) -> None:
         question = self.query_one("#question", VerticalScroll)
+        if not self._drawn:
+            return
         if question.scroll_y < question.max_scroll_y:
             self.notify("Scroll to its end first: you approve all of it.", markup=False)
         else:
@@ -145,6 +154,7 @@ class TopApp(App[None]):
         self._limit = limit
         self._view: FleetView | None = None
         self._rows: dict[str, list[Row]] = {}
+        self._asking = False
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -255,9 +265,23 @@ class TopApp(App[None]):
             return None
         return one
 
+    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
+        """Ask one question at a time: a key that is pressed twice asks once."""
+        if self._asking:
+            question.close()
+            return
+        self._asking = True
+        self.run_worker(self._ask_once(question))
+
+    async def _ask_once(self, question: Coroutine[Any, Any, None]) -> None:
+        try:
+            await question
+        finally:
+            self._asking = False
+
     def action_approve(self) -> None:
         if (one := self._asked()) is not None:
-            self.run_worker(self._approve(one))
+            self._ask(self._approve(one))
 
     async def _approve(self, one: QueuedNeed) -> None:
         terms: dict[str, Any] = {}
@@ -274,7 +298,7 @@ class TopApp(App[None]):
         if (one := self._asked()) is None:
             return
         if shown := editable_arguments(one):
-            self.run_worker(self._edit(one, shown))
+            self._ask(self._edit(one, shown))
         else:
             self._say("It has no arguments to change: y approves it, n denies it.")
 
@@ -291,7 +315,7 @@ class TopApp(App[None]):
 
     def action_deny(self) -> None:
         if (one := self._asked()) is not None:
-            self.run_worker(self._deny(one))
+            self._ask(self._deny(one))
 
     async def _deny(self, one: QueuedNeed) -> None:
         reason = await self.push_screen_wait(LineScreen(f"Deny: {one.need.sentence}", "why (may be empty), then Enter"))
@@ -299,10 +323,10 @@ class TopApp(App[None]):
             await self._do("deny", decision=one.need.decision, reason=reason)
 
     def action_halt(self) -> None:
-        self.run_worker(self._steer("halt", "Type what to halt, then Enter. Nothing acts there until it is resumed."))
+        self._ask(self._steer("halt", "Type what to halt, then Enter. Nothing acts there until it is resumed."))
 
     def action_resume(self) -> None:
-        self.run_worker(self._steer("resume", "Type what to resume, then Enter."))
+        self._ask(self._steer("resume", "Type what to resume, then Enter."))
 
     async def _steer(self, name: str, question: str) -> None:
         hint = "fleet, agent:NAME or session:ID"
