@@ -29,7 +29,7 @@ from halter.core.messages import Model
 from halter.core.money import DOLLAR, Account, Cap, Caps, Spender, carve, make_legs, usd_to_micros
 from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, Stored, Ticket, Write
 from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule, ToolsSpec
-from halter.core.usage import Usage
+from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
 from halter.guard import judge, judge_request, model_door, tool_door
 from halter.guard.guard import GuardRuntime
@@ -205,6 +205,9 @@ class FlatRate(msgspec.Struct, frozen=True):
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
         return at_most if self.usd <= budget_micros else 0
+
+    def covering(self, extras: RequestExtras) -> "FlatRate":
+        return self
 
 
 # The plan of the session that the drills attack: what it does, as data.

@@ -1,5 +1,10 @@
 """Files for a model: sent as they are, held at their maximum, written by others, and erased with their session."""
 
+import io
+import math
+import struct
+import wave
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,10 @@ from halter import File
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds, session_stream
 from halter.core.messages import Message, Prompt, Text
+from halter.core.usage import Usage
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
-from halter.models.input_files import IMAGE_TOKENS, LARGEST_FILE, PAGE_TOKENS, make_files_message
+from halter.models.input_files import IMAGE_TOKENS, LARGEST_FILE, PAGE_TOKENS, SECOND_TOKENS, make_files_message
 from halter.models.wire_format import shape_history
 from halter.present.events import describe_event
 from halter.redaction.anonymize import anonymize_prompt
@@ -138,11 +144,12 @@ def test_pages_that_may_be_more_than_they_seem_cannot_be_counted(hides: bytes) -
 @pytest.mark.parametrize(
     ("file", "why"),
     [
-        (File(b"RIFF", "audio/wav", "a.wav"), "cannot be given to a model"),
+        (File(b"RIFF", "audio/wav", "a.wav"), "How long a.wav is cannot be seen, so its cost is not bounded"),
+        (File(b"\0", "video/mp4", "a.mp4"), "cannot be given to a model"),
         (File(bytes(LARGEST_FILE + 1), "image/png", "large.png"), "has more than"),
         ("/nowhere/at/all.png", "cannot be read"),
     ],
-    ids=["audio", "large", "missing"],
+    ids=["audio", "video", "large", "missing"],
 )
 async def test_what_cannot_be_given_is_refused_before_anything_begins(bench: Bench, file: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
@@ -167,6 +174,122 @@ def test_where_names_are_hidden_a_file_that_a_history_brought_is_shown_by_its_na
         Prompt(messages=(make_files_message([File(PNG, "image/png")]),)), "s", ()
     ).prompt.messages
     assert [part.data for part in parts_of(plain)] == [b""]
+
+
+HEARS = {"models": {"scripted:first": {"price": {"input": 1, "output": 10, "audio": 4}}}}
+
+
+def wav(seconds: int, rate: int = 8000, **lies: int) -> bytes:
+    """Make a silent WAV of one channel with 16 bits; `lies` are fields of its format that do not fit."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(2 * rate * seconds))
+    made = bytearray(written.getvalue())
+    fields = dict(
+        zip(("kind", "channels", "rate", "stated", "frame", "bits"), (1, 1, rate, 2 * rate, 2, 16), strict=True)
+    )
+    made[20:36] = struct.pack("<HHIIHH", *(fields | lies).values())
+    return bytes(made)
+
+
+MP3_FRAME = b"\xff\xfb\x90\x00" + bytes(413)
+"""A frame of 128 kilobits a second at 44,100 Hz: 417 bytes, 26 ms."""
+
+
+async def test_sound_is_held_and_paid_at_its_own_price(bench: Bench) -> None:
+    heard = Usage(500, 10, audio_tokens=320)
+    agent = bench.agent(
+        says("A song.", usage=heard), says("I hear nothing said of it.", usage=used(500, 10)), fleet=HEARS
+    )
+    result = await agent.run("What is it?", files=[File(wav(10), "audio/x-wav", "song.wav")])
+    assert (result.text, str(result.cost_usd)) == ("A song.", "0.00156")
+    assert result.usage.audio_tokens == 320
+    (prompt,) = bench.models[0].asked
+    (sound,) = [part for message in prompt.messages for part in parts_of(message) if part.media]
+    assert (sound.media, sound.data, sound.trusted) == ("audio/wav", wav(10), False)
+    assert sound.tokens == math.ceil(SECOND_TOKENS * len(wav(10)) / 16_000)
+    (held,) = [line.held_usd for line in result.receipt.requests]
+    assert held >= Decimal(4 * sound.tokens) / 1_000_000
+    again = await agent.run("What is it?", files=[File(wav(10), "audio/x-wav", "song.wav")])
+    assert str(again.cost_usd) == "0.0021", "Unreported, all of the input may have been sound."
+
+
+async def test_a_model_without_a_price_of_sound_is_not_given_any(bench: Bench) -> None:
+    agent = bench.agent(says("A song."), fleet=PRICED)
+    result = await agent.run("What is it?", files=[File(wav(1), "audio/wav", "song.wav")])
+    assert (result.ok, bench.models[0].asked) == (False, [])
+    assert "it is given audio, which it does not take, or whose price is not listed" in result.sentence
+
+
+async def test_sound_is_erased_with_its_session_and_a_fork_is_held_for_it_as_well(bench: Bench) -> None:
+    agent = bench.agent(says("A song."), says("A sad one."), fleet=HEARS)
+    first = await agent.run("What is it?", files=[File(wav(10), "audio/wav", "song.wav")])
+    second = await agent.fork(first.session, "Which kind?")
+    (held,) = [line.held_usd for line in second.receipt.requests]
+    assert held >= Decimal(4 * 500) / 1_000_000
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    given = next(each for each in await store.read(session_stream(first.session), 0, 9) if each.kind == "history_given")
+    await erase_session_bodies(store, [first.session], "ada")
+    assert given.blob is not None
+    with pytest.raises(KeyError):
+        await store.get(given.blob)
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "seconds"),
+    [
+        (File(wav(10), "audio/wav"), 10),
+        (File(wav(10, rate=48_000), "audio/vnd.wave"), 10),
+        (File(wav(10, frame=1), "audio/wav"), 20),
+        (File(wav(10, stated=800), "audio/wav"), 200),
+        (File(MP3_FRAME * 100, "audio/mpeg"), 2.61),
+        (File(b"ID3\4\0\0\0\0\0\5hello" + MP3_FRAME * 100 + b"TAG" + bytes(125), "audio/mp3"), 2.61),
+        (File(b"OggS", "audio/ogg", seconds=7), 7),
+    ],
+    ids=["wav", "another rate", "smaller frames", "a slower rate", "mp3", "mp3 with tags", "told"],
+)
+def test_the_length_of_a_sound_is_measured_or_told(file: File, seconds: float) -> None:
+    (sound,) = parts_of(make_files_message([file]))
+    assert sound.tokens == pytest.approx(SECOND_TOKENS * seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        File(wav(1, kind=0x11), "audio/wav"),
+        File(wav(1, bits=0), "audio/wav"),
+        File(wav(1) + b"fmt \x10\0\0\0" + bytes(16), "audio/wav"),
+        File(MP3_FRAME + b"\0" * 9 + MP3_FRAME, "audio/mpeg"),
+        File(b"\xff\xfb\x00\x00" + bytes(413), "audio/mpeg"),
+        File(wav(1), "audio/mpeg"),
+        File(b"fLaC" + bytes(99), "audio/flac"),
+    ],
+    ids=["compressed", "no bits", "two formats", "a gap", "any bit rate", "another type", "flac"],
+)
+def test_a_sound_that_may_be_longer_than_it_seems_cannot_be_measured(file: File) -> None:
+    """The attack: an hour of sound that looks like a second."""
+    with pytest.raises(ConfigError, match="say how many seconds it has"):
+        make_files_message([file])
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "why"),
+    [
+        ("anthropic:claude-opus-4-8", File(wav(1), "audio/wav", "a.wav"), "anthropic:claude-opus-4-8 takes no audio"),
+        ("openai:gpt-audio", File(b"", "audio/flac", "a.flac", seconds=1), "takes audio as WAV or MP3, and a.flac is"),
+    ],
+)
+async def test_a_model_that_takes_no_such_sound_is_named_before_anything_begins(
+    bench: Bench, model: str, file: File, why: str
+) -> None:
+    key = {"HOME": str(bench.folder), "ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"}
+    with pytest.raises(ConfigError, match=why):
+        await bench.agent(model=model, environ=key).run("What is it?", files=[file])
+    assert bench.facts("session_started") == []
 
 
 def test_the_wire_has_the_bytes_and_their_type() -> None:

@@ -190,6 +190,7 @@ FLEET: list[tuple[str, str, Any, Any]] = [
     ("models/*/price/cache_write", "3.75", None, None),
     ("models/*/price/cache_write_1h", "6", None, None),
     ("models/*/price/web_searches", "10", None, None),
+    ("models/*/price/audio", "4", None, None),
 ]
 
 FLEET_MIND: list[tuple[str, str, Any, Any]] = [
@@ -268,9 +269,9 @@ def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
 
 
 def test_the_price_of_a_model_is_read() -> None:
-    cached = "cache_read: 0.3, cache_write: 3.75, cache_write_1h: 6, web_searches: 10"
+    cached = "cache_read: 0.3, cache_write: 3.75, cache_write_1h: 6, web_searches: 10, audio: 4"
     text = f"models: {{mine/big: {{price: {{input: 3, output: 15, {cached}}}}}}}\n"
-    price = Price(Decimal(3), Decimal(15), Decimal("0.3"), Decimal("3.75"), Decimal(6), Decimal(10))
+    price = Price(Decimal(3), Decimal(15), Decimal("0.3"), Decimal("3.75"), Decimal(6), Decimal(10), Decimal(4))
     assert resolve_policy(fleet(text), agent()).prices == {"mine:big": price}
 
 

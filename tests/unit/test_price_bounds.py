@@ -53,7 +53,9 @@ def priced() -> list[tuple[ModelInfo, Tariff]]:
 
 def library_cost(model: ModelInfo, usage: Usage, at: int) -> int:
     seller = Provider(id="any", name="Any", api_pattern="")
-    counted = genai_prices.Usage(**msgspec.structs.asdict(usage))
+    said = msgspec.structs.asdict(usage)
+    sound, cached = said.pop("audio_tokens"), said.pop("audio_cached_tokens")
+    counted = genai_prices.Usage(**said, input_audio_tokens=sound + cached, cache_audio_read_tokens=cached)
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)
     with localcontext(prec=80):
         price = model.calc_price(counted, seller, genai_request_timestamp=moment).total_price

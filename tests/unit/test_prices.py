@@ -8,7 +8,7 @@ from genai_prices.data import providers
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice
 
 from halter.core.clock import DAY
-from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced, Usage, is_local_address
+from halter.core.usage import FREE_PRICE, ModelName, Price, RequestExtras, Unpriced, Usage, is_local_address
 from halter.models.providers import Prices, Tariff, compile_listed_price, compile_stated_price
 
 
@@ -51,6 +51,9 @@ SONNET = "anthropic:claude-sonnet-4-5"
         # $1.25 in, $10 out; above 200,000 tokens $2.50 and $15.
         ("google:gemini-2.5-pro", Usage(1_000, 10), 1_250 + 100),
         ("gemini:gemini-2.5-pro", Usage(300_000, 10), 750_000 + 150),
+        # Sound costs $1 instead of $0.30, and $0.10 instead of $0.03 where it was read from a cache.
+        ("google:gemini-2.5-flash", Usage(1_000, 0, audio_tokens=400), 300 + 280),
+        ("google:gemini-2.5-flash", Usage(1_000, 0, 500, audio_tokens=400, audio_cached_tokens=500), 150 + 15 + 315),
         # $1 in, $1 out and $12 for a thousand requests.
         ("perplexity:sonar", Usage(100, 10), 12_110),
         ("perplexity:sonar", Usage(), 12_000),
@@ -282,6 +285,37 @@ def test_a_figure_is_kept_exactly_to_eighteen_digits_and_never_becomes_nothing()
     assert tiny.cost(Usage(10**18), NOW) == 1
     assert tiny.cost(Usage(10**18 + 1), NOW) == 2
     assert tiny.cost(Usage(0, 1), NOW) == 1
+
+
+# What sound costs
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "audio"),
+    [
+        ("openai:gpt-audio", None, 32),
+        ("google:gemini-2.5-flash", None, 1),
+        ("google:gemini-2.5-pro", None, 1.25),
+        ("openai:gpt-4.1", None, None),
+        (SONNET, None, None),
+        ("mine:gpt-4.1", "https://gateway.example/v1", None),
+        ("ollama:gemma3", None, 0),
+    ],
+)
+def test_sound_has_a_price_where_it_is_listed_or_where_all_models_take_it(
+    name: str, base_url: str | None, audio: float | None
+) -> None:
+    found = rates(name, base_url)
+    covering = found.covering(RequestExtras(audio_tokens=1_000))
+    if audio is None:
+        assert isinstance(covering, str)
+        assert "whose price is not listed" in covering
+        return
+    assert isinstance(covering, Tariff)
+    held, least = covering.bound(1_000, 0, NOW), round(audio * 1_000)
+    assert held >= least
+    assert covering.cost(Usage(1_000), NOW) == covering.cost(Usage(1_000, audio_tokens=1_000), NOW) == least
+    assert covering.cost(Usage(2_000), NOW) == least + found.cost(Usage(1_000), NOW)
 
 
 # What a lookup does to the process

@@ -63,6 +63,10 @@ OPENAI = [
         Usage(9, 2, 4, 3),
     ),
     ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 4}, Usage(9, 2, 4)),
+    (
+        {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"audio_tokens": 5}},
+        Usage(9, 2, audio_tokens=5),
+    ),
 ]
 
 
@@ -79,6 +83,20 @@ def test_thoughts_of_google_are_output_beside_the_candidates() -> None:
     assert whole("google", {"usageMetadata": hidden}).usage == Usage(100, 500)
     tools = {"promptTokenCount": 90, "toolUsePromptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 105}
     assert whole("google", {"usageMetadata": {**tools, "cachedContentTokenCount": 40}}).usage == Usage(100, 5, 40)
+
+
+def test_sound_that_google_read_from_a_cache_is_counted_apart() -> None:
+    said = {"promptTokenCount": 100, "candidatesTokenCount": 5, "cachedContentTokenCount": 40}
+    details = [{"modality": "TEXT", "tokenCount": 30}, {"modality": "AUDIO", "tokenCount": 70}]
+    cached = [{"modality": "AUDIO", "tokenCount": 40}]
+    whole_said = {**said, "promptTokensDetails": details, "cacheTokensDetails": cached}
+    usage = Usage(100, 5, 40, audio_tokens=30, audio_cached_tokens=40)
+    assert whole("google", {"usageMetadata": whole_said}).usage == usage
+
+
+def test_more_sound_than_input_is_no_report() -> None:
+    said = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"audio_tokens": 10}}
+    assert whole("openai", chat(said, "stop")).usage is None
 
 
 def test_cached_input_of_anthropic_is_input_beside_the_rest() -> None:

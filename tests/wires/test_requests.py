@@ -1,5 +1,6 @@
 """What a model is told over a wire: all that Halter says, in a form that its provider takes, and nothing else."""
 
+import base64
 import itertools
 import json
 from collections.abc import Iterator
@@ -7,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from halter import File
 from halter.core.agent_spec import Provider
+from halter.core.errors import ModelRejected
 from halter.core.messages import VOLATILE, Message, Prompt, Reply, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName
+from halter.models.input_files import make_files_message
 from halter.models.providers import make_model
 from halter.models.wire import ExchangeTerms, ModelHabits
 from halter.models.wire_format import shape_history
@@ -144,6 +148,22 @@ async def test_without_a_word_for_it_the_form_is_a_tool(desk: Any) -> None:
     reply = await desk.ask(desk.prompt(tools=(FORM,)))
     assert (reply.calls, reply.text) == ((), '{"value": 3}')
     assert "final_answer" in json.dumps(desk.provider.last["tools"])
+
+
+async def test_sound_arrives_where_the_protocol_has_it(desk: Any, wire: str) -> None:
+    desk.provider.says("A song.")
+    sound = make_files_message([File(b"\xff\xfb\x90\x00" + bytes(413), "audio/mpeg", "song.mp3")])
+    if wire == "anthropic":
+        with pytest.raises(ModelRejected, match="Unsendable"):
+            await desk.ask(desk.prompt(sound))
+        assert desk.provider.asked == []
+        return
+    await desk.ask(desk.prompt(sound))
+    parts = turns(desk.provider.last)[-1]["parts" if wire == "google" else "content"]
+    (sent,) = [part[key] for part in parts for key in ("inlineData", "input_audio") if key in part]
+    data = sent.pop("data").replace("-", "+").replace("_", "/")
+    assert base64.b64decode(data + "=" * (-len(data) % 4)) == b"\xff\xfb\x90\x00" + bytes(413)
+    assert sent == ({"mime_type": "audio/mpeg"} if wire == "google" else {"format": "mp3"})
 
 
 async def test_each_request_begins_with_all_of_the_one_before(desk: Any) -> None:

@@ -417,6 +417,7 @@ def _higher_price(one: Price, other: Price) -> Price:
         cached("cache_write"),
         stated("cache_write_1h"),
         stated("web_searches"),
+        stated("audio"),
     )
 
 

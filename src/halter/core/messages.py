@@ -5,7 +5,7 @@ bounded without the provider's tokenizer: every token has at least one byte, so 
 plus a generous allowance for a provider's own wrapping.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -32,6 +32,7 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
     tokens: int = 0
 
 
+AUDIO_PREFIX: Final = "audio/"
 VOLATILE: Final = "volatile"
 """The reason of text that is true only for one request. It stands last, behind everything that a provider can cache."""
 
@@ -189,6 +190,12 @@ def bound_message_tokens(message: Message) -> int:
         elif part.tokens:
             size += part.tokens
     return size
+
+
+def count_audio_tokens(messages: Iterable[Message]) -> int:
+    """Upper bound of the tokens of sound, which some providers charge at a price of its own."""
+    parts = (part for message in messages for part in message.parts)
+    return sum(part.tokens for part in parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX))
 
 
 def _count_bytes(text: str) -> int:

@@ -21,7 +21,8 @@ _MODEL_NAME = re.compile(r"([^\s:/]+)[:/](\S|\S.*\S)")
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The tokens of one request; `input_tokens` includes those that were read from or written to a cache.
 
-    `cache_write_1h_tokens` are those of `cache_write_tokens` that are kept for an hour instead of minutes. A
+    `cache_write_1h_tokens` are those of `cache_write_tokens` that are kept for an hour instead of minutes.
+    `audio_tokens` and `audio_cached_tokens` are those of the input that are sound, the latter read from a cache. A
     contradictory report is rejected: a wire treats it as not reported, and the request then settles at its hold.
     """
 
@@ -31,6 +32,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cache_write_tokens: int = 0
     cache_write_1h_tokens: int = 0
     web_searches: int = 0
+    audio_tokens: int = 0
+    audio_cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         if min(self.input_tokens, self.output_tokens, self.cache_read_tokens, self.cache_write_tokens) < 0:
@@ -39,6 +42,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
         if not 0 <= self.cache_write_1h_tokens <= self.cache_write_tokens or self.web_searches < 0:
             raise ValueError(f"What is cached for an hour is part of what is cached, but in {self} it is not.")
+        if self.audio_tokens or self.audio_cached_tokens:
+            least = min(self.audio_tokens, self.audio_cached_tokens)
+            if least < 0 or self.audio_tokens + self.audio_cached_tokens > self.input_tokens:
+                raise ValueError(f"Sound is part of the input tokens, but in {self} it is more.")
 
     @property
     def uncached(self) -> int:
@@ -69,7 +76,7 @@ class Price(msgspec.Struct, frozen=True):
     """A price that the configuration states, in dollars per million tokens.
 
     Cached tokens without a figure of their own cost what plain input costs; writes of Claude models, a quarter more.
-    What is cached for an hour, and searches, of which a thousand are priced, have no price without a figure.
+    What is cached for an hour, sound, and searches, of which a thousand are priced, have no price without a figure.
     """
 
     input: Decimal
@@ -78,6 +85,7 @@ class Price(msgspec.Struct, frozen=True):
     cache_write: Decimal | None = None
     cache_write_1h: Decimal | None = None
     web_searches: Decimal | None = None
+    audio: Decimal | None = None
 
     def __post_init__(self) -> None:
         for figure in (
@@ -87,6 +95,7 @@ class Price(msgspec.Struct, frozen=True):
             self.cache_write,
             self.cache_write_1h,
             self.web_searches,
+            self.audio,
         ):
             if figure is not None and not (figure.is_finite() and figure >= 0):
                 raise ValueError(f"A price is a number of dollars from 0 up, but {figure} is not.")
@@ -110,6 +119,22 @@ class Unpriced(msgspec.Struct, frozen=True):
         )
 
 
+class UnpricedFeature(Unpriced, frozen=True):
+    """A request asks for something that has no price, of a model that has one."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
+
+
+class RequestExtras(msgspec.Struct, frozen=True):
+    """What a request may cost beside plain tokens: an hour's cache, so many searches, so many tokens of sound."""
+
+    long_cache: bool = False
+    searches: int = 0
+    audio_tokens: int = 0
+
+
 class ModelPrices(Protocol):
     """What one model costs. Amounts are micro-dollars, times are microseconds."""
 
@@ -123,6 +148,10 @@ class ModelPrices(Protocol):
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = ...) -> int:
         """The most output, up to `at_most`, that the budget covers; 0 if not one token fits."""
+        ...
+
+    def covering(self, extras: RequestExtras) -> "ModelPrices | str":
+        """The same prices with bounds that cover these too; where one has no price, why the request is refused."""
         ...
 
 

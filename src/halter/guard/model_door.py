@@ -21,11 +21,11 @@ from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.ids import StreamId, session_stream
-from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, TextListener
+from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, TextListener, count_audio_tokens
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.tools import Permit
-from halter.core.usage import ModelPrices, PriceTable, Unpriced, Usage
+from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
 from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.guard.halts import (
     LONGEST_ERROR,
@@ -138,11 +138,11 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model request.
 
     An `optional` one does not wait for money, and its refusal ends no session. `record` is what the journal stores,
-    where the rest of the prompt is there already. `input_tokens` is a tighter bound than the prompt's length. `listen`
-    receives the answer as it streams; `discards` withdraws the text of an earlier attempt. With a `nonce`, the answer
-    may hold calls written as text. With `goes_on` the caller continues the session at once, so the outcome may be
-    written with what follows. `rates` are what this request costs, where that is not what its model usually does;
-    `min_output_tokens` is the shortest answer that its provider accepts as a limit.
+    where the rest of the prompt is there already. `input_tokens` is a tighter bound than the prompt's length, and comes
+    with the `audio_tokens` among them. `listen` receives the answer as it streams; `discards` withdraws the text of an
+    earlier attempt. With a `nonce`, the answer may hold calls written as text. With `goes_on` the caller continues the
+    session at once, so the outcome may be written with what follows. `rates` are what this request costs, where that is
+    not what its model usually does; `min_output_tokens` is the shortest answer that its provider accepts as a limit.
     """
 
     id: str
@@ -152,6 +152,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     optional: bool = False
     record: RequestRecord | None = None
     input_tokens: int | None = None
+    audio_tokens: int = 0
     listen: ChunkListener | None = None
     discards: bool = False
     nonce: str = ""
@@ -324,14 +325,18 @@ class ModelDoor:
         kept = request.record
         record = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
         body, blob = (record, None) if len(record) <= BLOB_THRESHOLD else await offload_body(self._store, record)
+        audio = request.audio_tokens
         if request.input_tokens is None:
             tokens = terms.model.count(prompt if hidden is None else hidden.prompt)
+            audio = count_audio_tokens(prompt.messages)
         else:
             # Placeholders may be longer than their values.
             tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
         own: dict[str, Any] = {}
         if request.rates is not None:
             own["rates"] = request.rates
+        elif audio:
+            own["rates"] = find_audio_rates(terms, audio)
         if request.min_output_tokens > terms.base.min_output_tokens:
             own["min_output_tokens"] = request.min_output_tokens
         if hidden is not None:
@@ -485,6 +490,15 @@ class ModelDoor:
         if not error.billed:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
         return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
+
+
+def find_audio_rates(terms: RequestTerms, audio_tokens: int) -> ModelPrices | Unpriced:
+    """What a request with sound costs. A model that takes none, or whose price is unknown, has no price for it."""
+    rates = terms.base.rates
+    if isinstance(rates, Unpriced):
+        return rates
+    covering = rates.covering(RequestExtras(audio_tokens=audio_tokens))
+    return UnpricedFeature(terms.model.name, covering) if isinstance(covering, str) else covering
 
 
 def hide_personal_data(standing: SessionContext, prompt: Prompt, terms: RequestTerms) -> AnonymizedPrompt | None:

@@ -19,7 +19,16 @@ import msgspec
 from halter.core import events as ev
 from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import MINUTE, SECOND
-from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
+from halter.core.messages import (
+    Message,
+    Reply,
+    Text,
+    ToolCall,
+    ToolResult,
+    bound_message_tokens,
+    count_audio_tokens,
+    make_user_message,
+)
 from halter.core.ports import Stored
 from halter.core.text import from_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
@@ -319,6 +328,8 @@ class Transcript:
         """What is sent, without the ending of each request."""
         self.size = 0
         """Upper bound of the tokens of what is sent."""
+        self.audio = 0
+        """Upper bound of those that are sound."""
 
     def opened(self, message: Message) -> None:
         self.turn = len(self.messages)
@@ -332,6 +343,8 @@ class Transcript:
                 starts = message.role == "assistant"
                 if len(part.text) > LONGEST_RESULT:
                     message = shorten_results(message, LONGEST_RESULT)
+            elif isinstance(part, Text) and part.tokens:
+                self.audio += count_audio_tokens((Message(message.role, (part,)),))
         self.messages.append(message)
         self._starts.append(starts)
         last = self.sent[-1] if self.sent else None
@@ -357,6 +370,7 @@ class Transcript:
         self.cut, self._marker = cut, marker
         self.sent = list(build_history_view(self.messages, cut, marker))
         self.size = sum(map(measure_message, self.sent))
+        self.audio = count_audio_tokens(self.sent)
 
     @property
     def marker(self) -> Text | None:

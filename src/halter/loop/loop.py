@@ -294,6 +294,7 @@ class TurnLoop:
             timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left(now) or MODEL_REQUEST_TIMEOUT),
             record=RequestRecord(prompt.ending, nonce),
             input_tokens=self._window.bound(name, prompt.size),
+            audio_tokens=self._recalled.transcript.audio,
             listen=listen,
             discards=bool(turn.failures),
             nonce=nonce,

@@ -1,20 +1,25 @@
-"""Pictures, PDFs and texts that a program gives a model with its first message.
+"""Pictures, PDFs, sound and texts that a program gives a model with its first message.
 
 What stands in a file was written by others: its part of the message is never trusted. The most tokens that it may take
-are held before it is sent, and the true number is settled. Audio has prices of its own, which are not known: it is
-refused.
+are held before it is sent, and the true number is settled. How long a sound is says its file, where that cannot lie: a
+WAV by its samples, an MP3 by its frames. Of any other, the program says it.
 """
 
+import math
 import mimetypes
 import re
+import struct
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from halter.core.agent_spec import WireFormat
 from halter.core.errors import ConfigError
-from halter.core.messages import Message, Text
+from halter.core.messages import AUDIO_PREFIX, Message, Text
+from halter.core.usage import ModelName
 
 IMAGE_TYPES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
 PDF: Final = "application/pdf"
@@ -23,6 +28,21 @@ IMAGE_TOKENS: Final = 16_000
 """More than any of the large providers counts for one picture, at its highest resolution."""
 PAGE_TOKENS: Final = 5_000
 """More than a printed page of a PDF takes, read as text and seen as a picture; hidden text may take more."""
+WAV: Final = "audio/wav"
+MP3: Final = "audio/mpeg"
+AUDIO_TYPES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave"), WAV),
+        **dict.fromkeys(("audio/mpeg", "audio/mp3"), MP3),
+        **dict.fromkeys(("audio/flac", "audio/x-flac"), "audio/flac"),
+        **dict.fromkeys(("audio/aiff", "audio/x-aiff"), "audio/aiff"),
+        **dict.fromkeys(("audio/aac", "audio/x-aac"), "audio/aac"),
+        "audio/ogg": "audio/ogg",
+    }
+)
+"""The types of sound, with the names that the wires know."""
+SECOND_TOKENS: Final = 50
+"""More than any of the large providers counts for a second of sound."""
 LARGEST_FILE: Final = 20 * 1024 * 1024
 LARGEST_IN_ALL: Final = 30 * 1024 * 1024
 _GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
@@ -34,12 +54,17 @@ _HIDES_PAGES: Final = b"/ObjStm"
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file for a model. `pages` bounds a PDF whose pages cannot be counted; a wrong number is an overrun."""
+    """A file for a model.
+
+    `pages` bounds a PDF whose pages cannot be counted, `seconds` a sound whose length cannot be; a wrong number is an
+    overrun.
+    """
 
     data: bytes
     media_type: str
     name: str = "file"
     pages: int = 0
+    seconds: float = 0
 
 
 def make_files_message(files: Iterable[File | str | Path]) -> Message:
@@ -70,11 +95,14 @@ def _make_part(file: File) -> Text:
         return _attach(file, kind, label, IMAGE_TOKENS)
     if kind == PDF:
         return _attach(file, kind, label, PAGE_TOKENS * _count_pages(file))
+    if kind in AUDIO_TYPES:
+        return _attach(file, AUDIO_TYPES[kind], label, math.ceil(SECOND_TOKENS * _measure_seconds(file)))
     if kind.startswith("text/") or kind in TEXT_TYPES:
         words = file.data.decode("utf-8", "replace")
         return Text(f"{label}\n{words}", "document", trusted=False, source=file.name)
     raise ConfigError(
-        f"{file.name} is {kind}, which cannot be given to a model here: give a PNG, JPEG, GIF, WebP, PDF or text."
+        f"{file.name} is {kind}, which cannot be given to a model here: give a PNG, JPEG, GIF, WebP, PDF, WAV, MP3, "
+        "FLAC, OGG, AIFF, AAC or text."
     )
 
 
@@ -97,3 +125,101 @@ def _count_pages(file: File) -> int:
             f"File(data, {PDF!r}, {file.name!r}, pages=12)."
         )
     return found
+
+
+def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str:
+    """Why a model cannot be given the sound in a message; empty where it can."""
+    sounds = [part for part in message.parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX)]
+    other = next((part for part in sounds if part.media not in (WAV, MP3)), None)
+    if sounds and wire == "anthropic":
+        return f"{model} takes no audio, and {sounds[0].source} is {sounds[0].media}: give it to a model that does."
+    if other is not None and wire == "openai":
+        return f"{model} takes audio as WAV or MP3, and {other.source} is {other.media}: convert it."
+    return ""
+
+
+def _measure_seconds(file: File) -> float:
+    if file.seconds > 0:
+        return file.seconds
+    kind = AUDIO_TYPES[file.media_type.partition(";")[0].strip().lower()]
+    found = {WAV: _measure_wav, MP3: _measure_mp3}.get(kind, _measure_nothing)(file.data)
+    if not found:
+        raise ConfigError(
+            f"How long {file.name} is cannot be seen, so its cost is not bounded: say how many seconds it has, as in "
+            f"File(data, {kind!r}, {file.name!r}, seconds=90)."
+        )
+    return found
+
+
+def _measure_nothing(data: bytes) -> float:  # noqa: ARG001 What such a file says of its length need not be true.
+    return 0
+
+
+_PLAIN_SAMPLES: Final = frozenset((1, 3, 0xFFFE))
+"""Formats of a WAV whose samples all have the same size: integers, floats, either of them with more said of it."""
+
+
+def _measure_wav(data: bytes) -> float:
+    """The length of uncompressed sound: all bytes of the file, at the rate that its one format names."""
+    formats: list[bytes] = []
+    at = 12
+    while data[:4] == b"RIFF" and data[8:12] == b"WAVE" and at + 8 <= len(data):
+        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        if name == b"fmt ":
+            formats.append(data[at + 8 : at + 24])
+        at += 8 + size + size % 2
+    if len(formats) != 1 or len(formats[0]) < 16:  # noqa: PLR2004 The bytes of a format.
+        return 0
+    kind, channels, rate, stated, frame, bits = struct.unpack("<HHIIHH", formats[0])
+    # Where these differ, a decoder may go by any of them.
+    per_second = min(rate * channels * bits // 8, rate * frame, stated)
+    return len(data) / per_second if kind in _PLAIN_SAMPLES and per_second else 0
+
+
+_KBITS: Final = MappingProxyType(
+    {
+        (3, 3): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+        (3, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+        (3, 1): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+        (2, 3): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+        (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    }
+)
+"""Kilobits per second, by the bits that name the version of MPEG and its layer."""
+_RATES: Final = MappingProxyType({3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)})
+
+
+def _measure_mp3(data: bytes) -> float:
+    """The length of all frames; 0 if there is anything between them, where a decoder may find others."""
+    at, end, seconds = _skip_tag(data), len(data), 0.0
+    if data[-128:-125] == b"TAG":
+        end -= 128
+    while at + 4 <= end:
+        size, length = _read_frame(data[at : at + 4])
+        if not size:
+            return 0
+        at, seconds = at + size, seconds + length
+    return seconds if at >= end else 0
+
+
+def _skip_tag(data: bytes) -> int:
+    if data[:3] != b"ID3" or len(data) < 10:  # noqa: PLR2004 The bytes before a tag.
+        return 0
+    size = 0
+    for each in data[6:10]:
+        size = size << 7 | (each & 0x7F)
+    return 10 + size + (10 if data[5] & 0x10 else 0)
+
+
+def _read_frame(header: bytes) -> tuple[int, float]:
+    """The bytes and seconds of a frame; (0, 0) for what is none, or says nothing of its length."""
+    word = int.from_bytes(header, "big")
+    version, layer, bit_rate, rate = word >> 19 & 3, word >> 17 & 3, word >> 12 & 15, word >> 10 & 3
+    if word >> 21 != 0x7FF or version == 1 or not layer or bit_rate in (0, 15) or rate == 3:  # noqa: PLR2004
+        return 0, 0.0
+    per_second = _KBITS[3 if version == 3 else 2, layer if version == 3 or layer == 3 else 2][bit_rate - 1] * 1000  # noqa: PLR2004
+    hertz, padding = _RATES[version][rate], word >> 9 & 1
+    if layer == 3:  # noqa: PLR2004 The first of the three layers, whose slots have four bytes.
+        return (12 * per_second // hertz + padding) * 4, 384 / hertz
+    samples = 576 if layer == 1 and version != 3 else 1152  # noqa: PLR2004
+    return samples // 8 * per_second // hertz + padding, samples / hertz

@@ -10,8 +10,8 @@ million tokens are micro-dollars per token, and times SCALE every rate of the ta
 rounded before the end.
 
 Nothing is fetched and no updater runs. Batch and priority tiers are not priced. A hold covers cache writes that live
-for minutes, which is what the wires request; `extend_bound` makes it cover what a proxied request asks for besides:
-cache writes that live for an hour, and searches.
+for minutes, which is what the wires request; `Tariff.covering` makes it cover what a request has besides: cache writes
+that live for an hour, searches, and sound.
 """
 
 import re
@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,7 +32,17 @@ from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, Wir
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
-from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, Usage, is_local_address, runs_locally
+from halter.core.usage import (
+    FREE_PRICE,
+    ModelName,
+    ModelPrices,
+    Price,
+    RequestExtras,
+    Unpriced,
+    Usage,
+    is_local_address,
+    runs_locally,
+)
 from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
 
 if TYPE_CHECKING:
@@ -68,6 +78,18 @@ _EPOCH: Final = date(1970, 1, 1)
 _NOTHING: Final = Decimal(0)
 
 
+class ExtraFigures(NamedTuple):
+    """What may have no price, in dollars per million tokens and per thousand searches."""
+
+    cache_write_1h: Decimal | None = None
+    thousand_searches: Decimal | None = None
+    audio: Decimal | None = None
+    audio_cached: Decimal | None = None
+
+
+NO_EXTRAS: Final = ExtraFigures()
+
+
 class Tier(msgspec.Struct, frozen=True):
     """The rates above some number of input tokens, in micro-dollars × SCALE; None where there is no price."""
 
@@ -79,6 +101,8 @@ class Tier(msgspec.Struct, frozen=True):
     request: int
     cache_write_1h: int | None = None
     search: int | None = None
+    audio: int | None = None
+    audio_cached: int | None = None
 
     def cost(self, plain: int, read: int, write: int, output: int) -> int:
         return (
@@ -86,9 +110,11 @@ class Tier(msgspec.Struct, frozen=True):
         )
 
     def cost_of_extras(self, usage: Usage) -> int:
-        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for searches."""
+        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for searches and sound."""
         longer = self.cache_write if self.cache_write_1h is None else self.cache_write_1h
         extra = usage.cache_write_1h_tokens * max(0, longer - self.cache_write)
+        extra += usage.audio_tokens * max(0, (self.audio or 0) - self.plain)
+        extra += usage.audio_cached_tokens * max(0, (self.audio_cached or self.audio or 0) - self.cache_read)
         return extra + usage.web_searches * (self.search or 0)
 
 
@@ -113,12 +139,22 @@ class PricePeriod(msgspec.Struct, frozen=True):
 
 
 class Tariff(msgspec.Struct, frozen=True):
-    """The rates of one model. The first period that applies counts; the last one always does."""
+    """The rates of one model. The first period that applies counts; the last one always does.
+
+    Of `audio_tokens` that were sent and are not reported, all that may be among the input are charged as sound.
+    """
 
     periods: tuple[PricePeriod, ...]
     loading: tuple[int, int]
+    audio_tokens: int = 0
+
+    def covering(self, extras: RequestExtras) -> "Tariff | str":
+        return _extend_bound(self, extras)
 
     def cost(self, usage: Usage, at: int) -> int:
+        if self.audio_tokens and not (usage.audio_tokens or usage.audio_cached_tokens):
+            sound = min(self.audio_tokens, usage.input_tokens)
+            usage = msgspec.structs.replace(usage, audio_tokens=sound)
         period = self.periods[-1]
         for each in self.periods[:-1]:
             if each.holds(at):
@@ -127,7 +163,7 @@ class Tariff(msgspec.Struct, frozen=True):
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = _find_tier(period.tiers, usage.input_tokens)
         exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
-        if usage.cache_write_1h_tokens or usage.web_searches:
+        if usage.cache_write_1h_tokens or usage.web_searches or usage.audio_tokens or usage.audio_cached_tokens:
             exact += tier.cost_of_extras(usage)
         return -(-exact // SCALE)
 
@@ -174,26 +210,31 @@ def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def extend_bound(tariff: Tariff, *, long_cache: bool, searches: int) -> Tariff | str:
-    """The same rates with holds that cover long cache writes and searches; a sentence where these have no price."""
+def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
     periods: list[PricePeriod] = []
     for period in tariff.periods:
-        if long_cache and any(tier.cache_write_1h is None for tier in period.tiers):
+        if extras.long_cache and any(tier.cache_write_1h is None for tier in period.tiers):
             return "it caches for an hour, and what that costs is not listed"
-        if searches and any(tier.search is None for tier in period.tiers):
+        if extras.searches and any(tier.search is None for tier in period.tiers):
             return "it searches the web, and what that costs is not listed"
+        if extras.audio_tokens and any(tier.audio is None for tier in period.tiers):
+            return (
+                "it is given audio, which it does not take, or whose price is not listed; write that into halter.yaml, "
+                "as `audio` of its `price`"
+            )
         ceilings = [
-            _extend_ceiling(ceiling, tier, long_cache=long_cache, searches=searches)
+            _extend_ceiling(ceiling, tier, extras)
             for ceiling, tier in zip(reversed(period.ceilings), reversed(period.tiers), strict=True)
         ]
         highest = tuple(reversed(tuple(accumulate(ceilings, _dearer_tier))))
         periods.append(msgspec.structs.replace(period, ceilings=highest))
-    return Tariff(tuple(periods), tariff.loading)
+    return Tariff(tuple(periods), tariff.loading, extras.audio_tokens)
 
 
-def _extend_ceiling(ceiling: Tier, tier: Tier, *, long_cache: bool, searches: int) -> Tier:
-    rate = max(ceiling.plain, (tier.cache_write_1h or 0) if long_cache else 0)
-    return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + searches * (tier.search or 0))
+def _extend_ceiling(ceiling: Tier, tier: Tier, extras: RequestExtras) -> Tier:
+    rate = max(ceiling.plain, (tier.cache_write_1h or 0) if extras.long_cache else 0)
+    beside = extras.searches * (tier.search or 0) + extras.audio_tokens * max(0, (tier.audio or 0) - rate)
+    return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + beside)
 
 
 class Prices:
@@ -243,15 +284,17 @@ def _with_cache_write(price: Price, model: ModelName) -> Price:
 
 
 def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
-    extras = (price.cache_write_1h, price.web_searches)
+    sound = _NOTHING if price.audio is None and price.input == price.output == 0 else price.audio
+    extras = ExtraFigures(price.cache_write_1h, price.web_searches, sound)
     tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output, extras=extras)
     return Tariff((_period([tier]),), _loading(margin))
 
 
-def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff | None:
+def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, hears: bool = False) -> Tariff | None:
     """Compile an entry of the bundled table; None if it lacks a rate for input or output.
 
-    The table leaves out zeros, so an entry without rates may be free or of unknown price.
+    The table leaves out zeros, so an entry without rates may be free or of unknown price. For a model that `hears`,
+    sound without a rate of its own costs what other input does.
     """
     from genai_prices.types import ConditionalPrice, ModelPrice
 
@@ -261,7 +304,7 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff
     if not rules or any(rule.prices.input_mtok is None or rule.prices.output_mtok is None for rule in rules):
         return None
     # Of several rules that hold, the last counts; if none does, the first.
-    periods = [_compile_condition(rule) for rule in reversed(rules)]
+    periods = [_compile_condition(rule, hears=hears) for rule in reversed(rules)]
     fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
     return Tariff((*periods, fallback), _loading(margin))
 
@@ -277,7 +320,10 @@ def _find_listed_tariff(model: ModelName, base_url: str | None, margin: Decimal)
     entries = _entries(providers, seller, model)
     if not entries:
         return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
-    priced = [tariff for tariff in (compile_listed_price(entry, margin) for entry in entries) if tariff is not None]
+    # All of Google's own models take sound.
+    own = {id(entry) for each in providers if each.id == "google" for entry in each.models}
+    compiled = (compile_listed_price(entry, margin, hears=id(entry) in own) for entry in entries)
+    priced = [tariff for tariff in compiled if tariff is not None]
     if not priced:
         return Unpriced(model, f"the bundled price table lists {entries[0].id} without a price of its tokens")
     return max(priced, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
@@ -354,10 +400,10 @@ def _host(base_url: str) -> str:
         return "an address that cannot be read"
 
 
-def _compile_condition(rule: "ConditionalPrice") -> PricePeriod:
+def _compile_condition(rule: "ConditionalPrice", *, hears: bool = False) -> PricePeriod:
     from genai_prices.types import StartDateConstraint
 
-    tiers = _tiers(rule.prices)
+    tiers = _tiers(rule.prices, hears=hears)
     match rule.constraint:
         case None:
             return _period(tiers)
@@ -373,13 +419,14 @@ def _time_of_day(moment: time) -> int:
     return since_midnight // timedelta(microseconds=1) % DAY
 
 
-def _tiers(price: "ModelPrice") -> list[Tier]:
+def _tiers(price: "ModelPrice", *, hears: bool = False) -> list[Tier]:
     """Compile the tiers, lowest first.
 
     A usage does not separate kinds of output: the highest of their rates applies.
     """
     output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
-    extras = (price.cache_write_1h_mtok, price.web_searches_kcount)
+    sound = price.input_mtok if hears and price.input_audio_mtok is None else price.input_audio_mtok
+    extras = (price.cache_write_1h_mtok, price.web_searches_kcount, sound, price.cache_audio_read_mtok)
     figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount, *extras)
     return [
         _tier(
@@ -389,7 +436,7 @@ def _tiers(price: "ModelPrice") -> list[Tier]:
             _figure(price.cache_write_mtok, above),
             max(_figure(sort, above) or _NOTHING for sort in output),
             _figure(price.requests_kcount, above) or _NOTHING,
-            (_figure(extras[0], above), _figure(extras[1], above)),
+            ExtraFigures(*(_figure(each, above) for each in extras)),
         )
         for above in _thresholds((*output, *figures))
     ]
@@ -417,9 +464,9 @@ def _tier(
     cache_write: Decimal | None,
     output: Decimal,
     thousand_requests: Decimal = _NOTHING,
-    extras: tuple[Decimal | None, Decimal | None] = (None, None),
+    extras: ExtraFigures = NO_EXTRAS,
 ) -> Tier:
-    longer, thousand_searches = extras
+    searches = _scale_extra(extras.thousand_searches)
     return Tier(
         above,
         _scale_figure(plain),
@@ -427,9 +474,15 @@ def _tier(
         _scale_figure(plain if cache_write is None else cache_write),
         _scale_figure(output),
         _scale_figure(thousand_requests) * 1000,
-        None if longer is None else _scale_figure(longer),
-        None if thousand_searches is None else _scale_figure(thousand_searches) * 1000,
+        _scale_extra(extras.cache_write_1h),
+        None if searches is None else searches * 1000,
+        _scale_extra(extras.audio),
+        _scale_extra(extras.audio_cached),
     )
+
+
+def _scale_extra(figure: Decimal | None) -> int | None:
+    return None if figure is None else _scale_figure(figure)
 
 
 def _scale_figure(figure: Decimal) -> int:

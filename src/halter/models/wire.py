@@ -398,7 +398,7 @@ def translate_library_error(
             return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", seen)
         case ModelAPIError(in_stream=True):
             return _unfinished_error(f"ProviderError: {name} broke off: {_find_provider_message(error, key)}", seen)
-        case UserError():
+        case UserError() | NotImplementedError():
             return ModelRejected(f"Unsendable: {name} cannot be asked this: {_quote_error(error, key)}", billed=False)
         case _:
             return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(error, key)}", seen)

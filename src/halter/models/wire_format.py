@@ -297,6 +297,8 @@ class UsageReading(msgspec.Struct, frozen=True):
     cache_write_1h: int = 0
     searches: int = 0
     unpriced: bool = False
+    audio: int = 0
+    audio_cached: int = 0
 
 
 UsageFormat = WireFormat | Literal["responses"]
@@ -334,6 +336,8 @@ class UsageReader:
                 counts.cache_write,
                 counts.cache_write_1h,
                 counts.searches,
+                counts.audio,
+                counts.audio_cached,
             )
         except ValueError:
             return None
@@ -392,6 +396,8 @@ class UsageReader:
             max(self._counts.cache_write, said.cache_write),
             cache_write_1h=max(self._counts.cache_write_1h, said.cache_write_1h),
             searches=max(self._counts.searches, said.searches),
+            audio=max(self._counts.audio, said.audio),
+            audio_cached=max(self._counts.audio_cached, said.audio_cached),
         )
 
     def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
@@ -410,6 +416,7 @@ _DEARER_TIERS: Final = frozenset(("priority", "fast"))
 class _ChatInput(msgspec.Struct):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class _ChatOutput(msgspec.Struct):
@@ -452,7 +459,13 @@ def _chat_reading(said: _Chat) -> UsageReading:
     reasoning = reasoned.reasoning_tokens or usage.reasoning_tokens or 0
     dearer = said.service_tier in _DEARER_TIERS
     return UsageReading(
-        usage.prompt_tokens or 0, _chat_output(usage, reasoning), read, write, finished, unpriced=dearer
+        usage.prompt_tokens or 0,
+        _chat_output(usage, reasoning),
+        read,
+        write,
+        finished,
+        unpriced=dearer,
+        audio=cached.audio_tokens or 0,
     )
 
 
@@ -591,6 +604,11 @@ def _response_reading(said: _ResponseEvent) -> UsageReading:
     )
 
 
+class _ModalityTokens(msgspec.Struct, rename="camel"):
+    modality: str | None = None
+    token_count: int | None = None
+
+
 class _Metadata(msgspec.Struct, rename="camel"):
     prompt_token_count: int | None = None
     candidates_token_count: int | None = None
@@ -598,6 +616,8 @@ class _Metadata(msgspec.Struct, rename="camel"):
     tool_use_prompt_token_count: int | None = None
     cached_content_token_count: int | None = None
     total_token_count: int | None = None
+    prompt_tokens_details: Sequence[_ModalityTokens] | None = None
+    cache_tokens_details: Sequence[_ModalityTokens] | None = None
 
 
 class _Candidate(msgspec.Struct, rename="camel"):
@@ -624,7 +644,20 @@ def _generated_reading(said: _Generated) -> UsageReading:
     written = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
     counted = usage.candidates_token_count is not None or usage.total_token_count is not None
     output = max(written, (usage.total_token_count or 0) - read) if counted else None
-    return UsageReading(read, output, usage.cached_content_token_count, 0, finished)
+    sound, cached_sound = _count_sound(usage.prompt_tokens_details), _count_sound(usage.cache_tokens_details)
+    return UsageReading(
+        read,
+        output,
+        usage.cached_content_token_count,
+        0,
+        finished,
+        audio=max(0, sound - cached_sound),
+        audio_cached=cached_sound,
+    )
+
+
+def _count_sound(details: Sequence[_ModalityTokens] | None) -> int:
+    return sum(each.token_count or 0 for each in details or () if each.modality == "AUDIO")
 
 
 def _reader(shape: Any, reading: Callable[[Any], UsageReading]) -> Callable[[bytes], UsageReading]:

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.core.usage import ModelName, ModelPrices, Unpriced
-from halter.models.providers import Prices, Tariff, extend_bound
+from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature
+from halter.models.providers import Prices
 from halter.models.wire_format import UsageFormat
 
 DialectName = Literal["messages", "chat", "responses"]
@@ -413,14 +413,6 @@ def ask_for_usage(body: bytes) -> bytes:
     return insert_member(body, b'"stream_options":{"include_usage":true}')
 
 
-class UnpricedFeature(Unpriced, frozen=True):
-    """A request asks for something that has no price, of a model that has one."""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
-
-
 def find_rates(
     call: ModelCall, model: ModelName, base_url: str | None, prices: Prices
 ) -> ModelPrices | Unpriced | None:
@@ -430,7 +422,7 @@ def find_rates(
     if not call.long_cache and not call.searches:
         return None
     rates = prices.find(model, base_url)
-    if not isinstance(rates, Tariff):
+    if isinstance(rates, Unpriced):
         return rates
-    found = extend_bound(rates, long_cache=call.long_cache, searches=call.searches)
+    found = rates.covering(RequestExtras(long_cache=call.long_cache, searches=call.searches))
     return UnpricedFeature(model, found) if isinstance(found, str) else found

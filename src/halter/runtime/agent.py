@@ -394,7 +394,7 @@ class Agent(AgentProgram):
 
         Pass `session` to continue an earlier one. Pass an `id` for a new one: after a crash the program makes the same
         call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
-        session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs and texts for it.
+        session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs, sound and texts.
         """
         async with self._for_run(deps) as context:
             session = await _send_message(context, message, session, id, kind, history, files)
@@ -674,13 +674,20 @@ def _read_given(
     context: "AgentContext", history: Sequence[Any], files: "Sequence[File | str | Path]"
 ) -> tuple[Message, ...]:
     """Reads what a session begins with. Names and numbers in a picture cannot be hidden from a model."""
-    from halter.models.input_files import make_files_message
+    from halter.models.input_files import explain_unheard, make_files_message
     from halter.models.pydantic_messages import read_history
+    from halter.models.wire import WireModel
 
     if files and context.agent.tasks.anonymize is not None:
         raise ConfigError(f"{context.agent.policy.name} anonymizes what models see, which no file can be: give text.")
     given = read_history(history)
-    return (*given, make_files_message(files)) if files else given
+    if not files:
+        return given
+    message = make_files_message(files)
+    model = context.models.named(context.agent.mind.model) if context.agent.mind.model else None
+    if isinstance(model, WireModel) and (why := explain_unheard(message, model.name, model.wire)):
+        raise ConfigError(why)
+    return (*given, message)
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":

@@ -26,7 +26,7 @@ from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
-from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
+from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Row
 from halter.guard.brake import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.guard.guard import REDACTION_MARK
@@ -143,6 +143,9 @@ class _RecordedBound:
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
         return at_most if self._usd <= budget_micros else 0
+
+    def covering(self, extras: RequestExtras) -> "_RecordedBound":
+        return self
 
 
 class _RecordedBrake(NamedTuple):

@@ -121,6 +121,8 @@ class ModelLine(msgspec.Struct, frozen=True):
     cost_usd: Usd = ZERO_USD
     cache_write_1h_tokens: int = 0
     web_searches: int = 0
+    audio_tokens: int = 0
+    audio_cached_tokens: int = 0
 
 
 class OverrunLine(msgspec.Struct, frozen=True):

@@ -72,6 +72,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
             sum(each.cache_write_tokens for each in used),
             sum(each.cache_write_1h_tokens for each in used),
             sum(each.web_searches for each in used),
+            sum(each.audio_tokens for each in used),
+            sum(each.audio_cached_tokens for each in used),
         )
 
     @property
