@@ -14,8 +14,11 @@ from msgspec.structs import replace
 
 from halter.autonomy.pace import Hours, find_wake_time
 from halter.channels.messages import (
+    QUESTION,
     RANDOM_BYTES,
+    AnswerShown,
     ApproveShown,
+    AskedQuestion,
     ChatMessage,
     ChatReply,
     DenyShown,
@@ -24,15 +27,17 @@ from halter.channels.messages import (
     ShowStatus,
     StopScope,
     compose,
+    compose_question,
     describe_outcome,
     find_code,
     read_reply,
+    session_of_question,
 )
 from halter.core import events as ev
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import HalterError, NotDone, StoreUnavailable
-from halter.core.ids import make_worker_id
-from halter.core.ports import Query
+from halter.core.ids import inbox_stream, make_worker_id
+from halter.core.ports import Query, read_stream
 from halter.core.rows import DecisionRow, WorkerRow
 from halter.core.text import clean, shorten
 from halter.dispatch.heartbeat import keep_leases
@@ -42,6 +47,7 @@ from halter.operations.channels import read_who
 from halter.operations.decisions import WaitingDecision
 from halter.operations.desk import Desk, Who
 from halter.operations.status import FleetStatus, status
+from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import Runtime
 from halter.state.channel import Approver, ChannelLog, ChannelState, ShownMessage, digest_token
 
@@ -198,7 +204,7 @@ class DecisionChannel:
     async def _announce(self) -> None:
         """Close the messages of what is decided, then show what waits and was not shown yet."""
         state = await self._refresh()
-        asked = await self._read_open()
+        asked = {**await self._read_open(), **await self._read_questions()}
         for shown in [each for each in state.shown.values() if not each.closed]:
             one = asked.get(shown.decision)
             if one is None or one.digest != shown.digest or shown.place not in state.places():
@@ -207,7 +213,7 @@ class DecisionChannel:
             await self._announce_in(place, approvers, asked)
 
     async def _announce_in(
-        self, place: str, approvers: Sequence[Approver], asked: Mapping[str, WaitingDecision]
+        self, place: str, approvers: Sequence[Approver], asked: Mapping[str, WaitingDecision | AskedQuestion]
     ) -> None:
         people = [read_who(each) for each in approvers]
         for one in asked.values():
@@ -215,13 +221,17 @@ class DecisionChannel:
             there = {each.decision for each in state.shown.values() if each.place == place and not each.closed}
             if len(there) >= MAX_OPEN:
                 return
-            wanted = any(who.sees(one.agent) and who.may("approver") for who in people)
+            role = "operator" if isinstance(one, AskedQuestion) else "approver"
+            wanted = any(who.sees(one.agent) and who.may(role) for who in people)
             if wanted and one.decision not in there and (place, one.decision) not in self._undeliverable:
                 await self._show(place, one)
 
-    async def _show(self, place: str, one: WaitingDecision) -> None:
+    async def _show(self, place: str, one: WaitingDecision | AskedQuestion) -> None:
         now, random = self._app.clock.now(), self._randomly(RANDOM_BYTES)
-        message = compose(one, now, self._transport.fits, random, self._dashboard)
+        if isinstance(one, AskedQuestion):
+            message = compose_question(one, self._transport.fits, random)
+        else:
+            message = compose(one, now, self._transport.fits, random, self._dashboard)
         if self._quiet is not None and find_wake_time(self._quiet, now) is None:
             message = replace(message, silent=True)
         try:
@@ -247,8 +257,7 @@ class DecisionChannel:
         await self._app.clock.sleep(SEND_INTERVAL)
 
     async def _close(self, shown: ShownMessage) -> None:
-        rows = await self._store.ask(Query("decision", DecisionRow, {"decision": shown.decision}))
-        text = describe_outcome(next(iter(rows), None), shown.decision, self._app.clock.now())
+        text = await self._describe_outcome(shown.decision)
         try:
             await self._transport.close_message(shown.place, shown.message, text)
         except TransportFailed as failed:
@@ -259,10 +268,30 @@ class DecisionChannel:
             ev.MessageClosed(channel=self._transport.name, place=shown.place, message=shown.message)
         )
 
+    async def _describe_outcome(self, decision: str) -> str:
+        if decision.endswith(QUESTION):
+            session = session_of_question(decision)
+            inbox = await read_stream(self._store, inbox_stream(session))
+            said = [one.event for one in inbox if isinstance(one.event, ev.WakePosted) and one.event.cause == "message"]
+            return (
+                f"Answered by {said[-1].sender}, in session {session}." if said else f"{decision} is no longer asked."
+            )
+        rows = await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))
+        return describe_outcome(next(iter(rows), None), decision, self._app.clock.now())
+
     async def _read_open(self) -> Mapping[str, WaitingDecision]:
         """All open decisions, the longest waiting first."""
         desk = Desk(self._app, Who(self._transport.name, "viewer"))
         return {one.decision: one for one in await decisions.waiting(desk)}
+
+    async def _read_questions(self) -> Mapping[str, AskedQuestion]:
+        """What sessions ask in words of their own, and no person has answered."""
+        found = [
+            AskedQuestion(one.session, one.agent, one.call, one.asked)
+            for one in (await read_open_questions(self._store)).values()
+            if one.asked
+        ]
+        return {one.decision: one for one in found}
 
     async def _receive_forever(self) -> None:
         while True:
@@ -303,19 +332,25 @@ class DecisionChannel:
             return
         try:
             intent = read_reply(reply, state, await self._read_open())
-            sentence = await self._perform(intent, Desk(self._app, read_who(approver)))
+            sentence = await self._perform(intent, Desk(self._app, read_who(approver)), reply.mark)
         except NotDone as refused:
             sentence = str(refused)
         await self._respond(reply, sentence)
         await self._append_held(ev.RepliesRead(channel=self._transport.name, mark=reply.mark))
         self._news.set()
 
-    async def _perform(self, intent: Intent, desk: Desk) -> str:
+    async def _perform(self, intent: Intent, desk: Desk, mark: str) -> str:
         match intent:
             case ApproveShown():
                 return (await decisions.approve(desk, intent.shown.decision, intent.terms)).sentence
             case DenyShown():
                 return (await decisions.deny(desk, intent.shown.decision, clean(intent.reason))).sentence
+            case AnswerShown():
+                asked = intent.shown.decision
+                key, call = f"{asked}/{self._transport.name}/{mark}", asked.removesuffix(QUESTION)
+                return (
+                    await control.answer_question(desk, session_of_question(asked), call, intent.text, key)
+                ).sentence
             case StopScope():
                 return (await control.halt(desk, intent.scope, f"said over {self._transport.name}")).sentence
             case ShowStatus():

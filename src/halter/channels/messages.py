@@ -16,6 +16,7 @@ import msgspec
 from halter.core.clock import format_duration
 from halter.core.money import format_micros
 from halter.core.rows import DecisionRow
+from halter.core.text import escape_hidden
 from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, offers, put
 from halter.operations.money import amount_of
 from halter.state.channel import ChannelState, ShownMessage
@@ -25,11 +26,14 @@ Verb = Literal["yes", "no", "always", "cap"]
 BUTTON_PATTERN: Final = re.compile(r"(yes|no|always|cap):([0-9a-f]{10}[A-Za-z0-9_-]{22})")
 CODE_PATTERN: Final = re.compile(r"(?:/start|/pair)?(?:@\S+)?\s*([A-Z2-7]{4}-[A-Z2-7]{4}-[A-Z2-7]{4})")
 COMMAND_PATTERN: Final = re.compile(r"/?(\w+)(?:@\w+)?(?:\s+(.*))?", re.DOTALL)
+STEERING_PATTERN: Final = re.compile(r"/(halt|status)(@\w+)?(\s.*)?", re.DOTALL)
+"""What is meant for Halter also where it replies to a question."""
+QUESTION: Final = "/question"
 RANDOM_BYTES: Final = 16
 DIGEST_LENGTH: Final = 10
 HELP: Final = (
     "Press a button below a question, or reply to it: yes, no REASON, always, cap 2.50, or other arguments as a JSON "
-    "object. /status shows the agents, /halt stops all of them, /halt AGENT one."
+    "object. A question in words takes any reply. /status shows the agents, /halt stops all of them, /halt AGENT one."
 )
 
 FOREIGN: Final = "All that follows, to the end of this message, is what the agent wrote:"
@@ -81,6 +85,13 @@ class DenyShown(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class AnswerShown(msgspec.Struct, frozen=True):
+    """Answer a question of the model's own."""
+
+    shown: ShownMessage
+    text: str
+
+
 class ShowStatus(msgspec.Struct, frozen=True):
     pass
 
@@ -95,7 +106,7 @@ class Explain(msgspec.Struct, frozen=True):
     sentence: str
 
 
-Intent = ApproveShown | DenyShown | ShowStatus | StopScope | Explain
+Intent = ApproveShown | DenyShown | AnswerShown | ShowStatus | StopScope | Explain
 
 
 def make_button_token(text: str, digest: str, random: bytes) -> str:
@@ -125,6 +136,38 @@ def compose(
     text, place = _cut(what, rest, said.why, said.shown, fits)
     token = make_button_token(text, one.digest, random)
     return ChatMessage(text, (ChatButton("Deny", f"no:{token}"),), place, cut=True, button=token)
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """What a model asks a person in words of its own. `decision` names it in a chat as ids name decisions."""
+
+    session: str
+    agent: str
+    call: str
+    text: str
+
+    @property
+    def decision(self) -> str:
+        return f"{self.call}{QUESTION}"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()
+
+
+def session_of_question(decision: str) -> str:
+    return decision.removesuffix(QUESTION).rpartition(".")[0]
+
+
+def compose_question(one: AskedQuestion, fits: Callable[[str], bool], random: bytes) -> ChatMessage:
+    """Put a question into a message that is replied to; it has no buttons."""
+    what, shown = f"{one.agent} asks you something, in session {one.session}.", escape_hidden(one.text)
+    rest = [f"Reply to this message with your answer, or write: /answer {one.decision} ANSWER"]
+    text, place = _join(what, rest, "", shown)
+    if not fits(text):
+        rest.append(f"Not all of it fits here. Read it whole: halter show {one.session} --events")
+        text, place = _cut(what, rest, "", shown, fits)
+    return ChatMessage(text, (), place, button=make_button_token(text, one.digest, random))
 
 
 def _describe_wish(one: WaitingDecision, what: str) -> str:
@@ -185,7 +228,7 @@ def read_reply(reply: ChatReply, state: ChannelState, asked: Mapping[str, Waitin
     if reply.press:
         return _read_press(reply, state, asked)
     shown = state.shown.get((reply.place, reply.message)) if reply.message else None
-    if shown is not None:
+    if shown is not None and not STEERING_PATTERN.fullmatch(reply.text.strip()):
         return _read_words(reply.text.strip(), shown)
     return _read_command(reply, state)
 
@@ -208,6 +251,8 @@ def _read_press(reply: ChatReply, state: ChannelState, asked: Mapping[str, Waiti
 
 
 def _read_words(text: str, shown: ShownMessage) -> Intent:
+    if shown.decision.endswith(QUESTION):
+        return AnswerShown(shown, text)
     if text.startswith("{"):
         return _approve(shown, ApprovalTerms(edit=arguments(text.encode("utf-8", "replace"), "")))
     found = COMMAND_PATTERN.fullmatch(text)
@@ -239,10 +284,10 @@ def _read_command(reply: ChatReply, state: ChannelState) -> Intent:
             return ShowStatus()
         case "halt":
             return StopScope(rest or "fleet")
-        case "yes" | "no" | "approve" | "deny" | "always" | "cap" | "edit":
+        case "yes" | "no" | "approve" | "deny" | "always" | "cap" | "edit" | "answer":
             decision, _, more = rest.partition(" ")
             shown = [one for one in state.shown.values() if one.place == reply.place and one.decision == decision]
-            words = more if verb == "edit" else f"{verb} {more}"
+            words = more if verb in ("edit", "answer") else f"{verb} {more}"
             return _read_words(words.strip(), shown[-1]) if shown else Explain(f"Name a question. {HELP}")
         case _:
             return Explain(HELP)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked, StoreAccepted
-from halter.core.ids import FLEET, SessionId, make_worker_id, session_stream
+from halter.core.ids import FLEET, Digest, SessionId, make_worker_id, session_stream
 from halter.core.money import format_micros
 from halter.core.ports import Draft, Lease, Query, Write, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
@@ -34,6 +34,7 @@ from halter.operations.desk import (
 from halter.operations.queries import agents_seen, all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
+from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import find_continuity
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
@@ -231,12 +232,30 @@ async def tell(desk: Desk, session: Session, text: Text) -> Done:
     row = await desk.session(session)
     if row.ended_at is not None:
         refused(f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one.")
-    if not text.strip() or len(text) > LONGEST_WORDS:
-        wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
-    body, blob = await offload_body(desk.app.store, to_body(_make_redactor(desk).redact(clean(text))))
+    body, blob = await _keep_words(desk, text)
     event = lifecycle.make_message_event(desk.who.name)
     await desk.app.store.commit(lifecycle.post_wake(row.session, desk.app.ids.new(), event, body, blob))
     return Done(row.session, f"{row.session} was told.")
+
+
+async def answer_question(desk: Desk, session: str, call: str, text: str, key: str) -> Done:
+    """Answer the question that a session asked by a call; not one that it asks later. The same key answers once."""
+    desk.demand("operator", "answer a session")
+    row = await desk.session(session)
+    asked = (await read_open_questions(desk.app.store)).get(row.session)
+    if asked is None or asked.call != call:
+        refused("This question is answered already, or is no longer asked.")
+    body, blob = await _keep_words(desk, text)
+    write = lifecycle.answer_question(row, key, desk.who.name, body, blob)
+    if not (await desk.app.store.commit(write)).events:
+        refused("This question is answered already.")
+    return Done(row.session, f"{row.agent} has your answer, in session {row.session}.")
+
+
+async def _keep_words(desk: Desk, text: str) -> tuple[bytes | None, Digest | None]:
+    if not text.strip() or len(text) > LONGEST_WORDS:
+        wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
+    return await offload_body(desk.app.store, to_body(_make_redactor(desk).redact(clean(text))))
 
 
 async def fork(desk: Desk, session: Session, at: At | None = None, text: FirstWords = "") -> Forked:

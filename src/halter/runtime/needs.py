@@ -187,15 +187,19 @@ class OpenQuestion(msgspec.Struct, frozen=True):
     body: bytes | None = None
 
     @property
+    def call(self) -> str:
+        """The call by which the model asked its person; nothing where it did not."""
+        event = None if self.version is None else decode(CallStarted.KIND, self.version, self.facts or b"")
+        return event.call if isinstance(event, CallStarted) and event.tool == ASK_USER else ""
+
+    @property
+    def asked(self) -> str:
+        """What the model asked, whole; nothing where that was erased, or nothing was asked."""
+        return str(parse_arguments("", from_body(self.body or b"")).get("question", "")) if self.call else ""
+
+    @property
     def question(self) -> str:
-        """What the model asked its person; nothing where that was erased, or nothing was asked."""
-        if self.facts is None or self.version is None:
-            return ""
-        event = decode(CallStarted.KIND, self.version, self.facts)
-        if not isinstance(event, CallStarted) or event.tool != ASK_USER:
-            return ""
-        asked = parse_arguments("", from_body(self.body or b"")).get("question", "")
-        return shorten(to_one_line(str(asked)), MAX_REASON)
+        return shorten(to_one_line(self.asked), MAX_REASON)
 
 
 async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:

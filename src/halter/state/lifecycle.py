@@ -88,6 +88,19 @@ def post_wake(
     return Write(inbox_stream(session), key, decide, lease=lease)
 
 
+def answer_question(row: SessionRow, key: str, sender: str, body: bytes | None, blob: Digest | None) -> Write:
+    """Answer what a session asked when `row` was read; if it was answered since, nothing is written."""
+    posted = post_wake(row.session, key, make_message_event(sender), body, blob)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        now = rows.get(SessionRow, row.session)
+        if now is None or now.state != "WAITING_FOR_INPUT":
+            return []
+        return posted.decide(rows) if now.inbox_wake <= now.inbox_seen == row.inbox_seen else []
+
+    return msgspec.structs.replace(posted, decide=decide)
+
+
 def make_message_event(sender: str, origin: Origin = "person") -> ev.WakePosted:
     return ev.WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
 
