@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.shared.memory import create_client_server_memory_streams
 from mcp_types import CallToolResult, TextContent
 
-from halter.core.clock import Clock
+from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.ids import session_stream
 from halter.core.ports import Query, Stored, read_stream
 from halter.core.rows import SessionRow
@@ -68,6 +68,18 @@ async def until(condition: Callable[[], Any]) -> None:
     """Wait for what another process does."""
     while not condition():  # noqa: ASYNC110 No event of this process tells of it.
         await asyncio.sleep(0.01)
+
+
+async def pass_time(clock: ManualClock, call: "asyncio.Task[Any]", most: int = 2 * MINUTE) -> int:
+    """Let time pass until a call is answered; return how much did."""
+    passed = 0
+    while not call.done() and passed < most:
+        clock.advance(SECOND)
+        passed += SECOND
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+    return passed
 
 
 class GatewayDesk:

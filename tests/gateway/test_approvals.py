@@ -11,22 +11,10 @@ from mcp_types import ElicitResult
 from halter.core.clock import MINUTE, SECOND
 from halter.guard.approvals import approve_edited
 from halter.testing.fakes import ManualClock
-from tests.gateway.desks import ERAS, START, GatewayDesk, liar, modern, open_at, open_desk, text_of
+from tests.gateway.desks import ERAS, START, GatewayDesk, liar, modern, open_at, open_desk, pass_time, text_of
 
 SEMI = "mode: SEMI\n"
 ACT = ("helpful__act", {"what": "x"})
-
-
-async def pass_time(clock: ManualClock, call: "asyncio.Task[Any]", most: int = 2 * MINUTE) -> int:
-    """Let time pass until a call is answered; return how much did."""
-    passed = 0
-    while not call.done() and passed < most:
-        clock.advance(SECOND)
-        passed += SECOND
-        for _ in range(20):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.002)
-    return passed
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -209,73 +197,6 @@ async def test_a_changed_tool_of_a_server_of_the_newer_protocol_is_held_too(tmp_
         assert "has changed since a person agreed to it" in text_of(refused)
         assert "modern__ask" not in [tool.name for tool in (await client.list_tools()).tools]
         assert (await desk.until_asked()).about == "changed_server"
-
-
-TASKS = "io.modelcontextprotocol/tasks"
-
-
-class TaskClient:
-    """A client of the newer protocol that declares the tasks extension, by hand."""
-
-    def __init__(self, client: Any) -> None:
-        self.session = client.session
-
-    async def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        capabilities: Any = {"extensions": {TASKS: {}}, "elicitation": {"form": {}}}
-        meta: Any = {
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": capabilities,
-        }
-        return await self.session._dispatcher.send_raw_request(method, {**params, "_meta": meta})  # noqa: SLF001
-
-    async def call(self, tool: str, arguments: Any) -> dict[str, Any]:
-        return await self.ask("tools/call", name=tool, arguments=arguments)
-
-
-async def test_a_client_that_knows_tasks_is_given_one_while_a_person_decides(tmp_path: Path) -> None:
-    clock = ManualClock(START)
-    async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client("2026-07-28") as plain:
-        client = TaskClient(plain)
-        assert TASKS in (await client.ask("server/discover"))["capabilities"]["extensions"]
-        task = await client.call(*ACT)
-        assert (task["resultType"], task["status"], task["ttlMs"]) == ("task", "working", None)
-        asked = await desk.until_asked()
-        assert asked.decision in task["statusMessage"]
-        # It outlives the time for which others are held.
-        clock.advance(5 * MINUTE)
-        await asyncio.sleep(0.05)
-        assert (await client.ask("tasks/get", taskId=task["taskId"]))["status"] == "working"
-        assert desk.noted() == []
-        await desk.decide("approve")
-        while (found := await client.ask("tasks/get", taskId=task["taskId"]))["status"] == "working":
-            clock.advance(SECOND)
-            await asyncio.sleep(0.01)
-        assert found["status"] == "completed"
-        assert found["result"]["content"][0]["text"] == "did x"
-        assert desk.noted() == ["act x"]
-        # What needs no person is answered as ever.
-        looked = await client.call("helpful__look", {"what": "y"})
-        assert looked["structuredContent"] == {"seen": "y"}
-        with pytest.raises(MCPError, match="no such task"):
-            await client.ask("tasks/get", taskId="made up")
-
-
-async def test_a_task_that_is_cancelled_never_runs_and_one_that_is_denied_says_so(tmp_path: Path) -> None:
-    clock = ManualClock(START)
-    async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client("2026-07-28") as plain:
-        client = TaskClient(plain)
-        gone = await client.call("helpful__act", {"what": "gone"})
-        await desk.until_asked()
-        await client.ask("tasks/cancel", taskId=gone["taskId"])
-        assert (await client.ask("tasks/get", taskId=gone["taskId"]))["status"] == "cancelled"
-        await desk.decide("approve")
-        denied = await client.call(*ACT)
-        await desk.decide("deny")
-        while (found := await client.ask("tasks/get", taskId=denied["taskId"]))["status"] == "working":
-            clock.advance(SECOND)
-            await asyncio.sleep(0.01)
-        assert (found["status"], found["result"]["isError"]) == ("completed", True)
-        assert desk.noted() == []
 
 
 class Replies:

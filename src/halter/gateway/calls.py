@@ -81,11 +81,14 @@ class ClientCall:
         self.about = about
         self.result: Any = None
         self.waits_for = ""
+        self.status: str | None = None
+        """What the server says of the task that it has made of the call, if it has."""
         self.is_task = False
         """Whether the client asks how the call stands, instead of waiting for it."""
         self.task: asyncio.Task[Any] | None = None
         self._news = asyncio.Event()
         self._asked: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
+        self._elicited = 0
         self._sent: set[str] = set()
         self._progress = 0.0
         self._waited = 0
@@ -95,7 +98,7 @@ class ClientCall:
         """What passes while the call runs. A client of the newer protocol says with it what it wants of logs."""
         own: Any = self.context.meta or {}
         asked = own.get(LOG_LEVEL_META_KEY) if speaks_modern(self.context) else self._log_level
-        return CallRelay(self.report, self.answer, {LOG_LEVEL_META_KEY: asked} if asked else {})
+        return CallRelay(self.report, self.answer, {LOG_LEVEL_META_KEY: asked} if asked else {}, self.follow_task)
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is, if it wants to know. What it is told only grows."""
@@ -134,8 +137,9 @@ class ClientCall:
 
     async def elicit(self, params: ElicitRequestParams) -> ElicitResult:
         """Put a question to the person at the client; one that cannot show it has none."""
-        if not self.can_show(params.mode) or len(self._sent) >= MOST_ASKED:
+        if not self.can_show(params.mode) or self._elicited >= MOST_ASKED:
             return CANCELLED
+        self._elicited += 1
         if not speaks_modern(self.context):
             return await self._elicit_at_once(params)
         key, answered = f"halter-{len(self._asked) + 1}", asyncio.get_running_loop().create_future()
@@ -153,7 +157,6 @@ class ClientCall:
 
     async def _elicit_at_once(self, params: ElicitRequestParams) -> ElicitResult:
         session, request = self.context.session, self.context.request_id
-        self._sent.add(f"at once {len(self._sent)}")
         try:
             if isinstance(params, ElicitRequestFormParams):
                 return await session.elicit_form(params.message, params.requested_schema, request)
@@ -172,6 +175,11 @@ class ClientCall:
         self.waits_for = decision
         self._news.set()
 
+    def follow_task(self, status: str) -> None:
+        """Note that the server has made a task of the call, and how it stands."""
+        self.status = status
+        self._news.set()
+
     def list_asked(self) -> dict[str, Any]:
         """What the client has to say first, for one that asks how the call stands."""
         return {
@@ -180,9 +188,10 @@ class ClientCall:
             if not answered.done()
         }
 
-    def answer_asked(self, context: Context, responses: Mapping[str, Any]) -> None:
-        self._sent.update(key for key in responses if key in self._asked)
-        self.go_on(context, responses)
+    def answer_asked(self, responses: Mapping[str, Any]) -> None:
+        """Take the answers of a client that has a task; what it does not answer stays open."""
+        for key in responses.keys() & self._asked.keys():
+            self._settle(key, responses[key])
 
     async def next_round(
         self, park: Callable[["ClientCall"], str], begin_task: Callable[["ClientCall"], dict[str, Any]] | None
@@ -192,10 +201,10 @@ class ClientCall:
         if task is None:
             raise AssertionError("A call is answered that was never made.")
         while not task.done():
-            if self.waits_for and begin_task is not None:
+            if (self.waits_for or self.status is not None) and begin_task is not None:
                 self.is_task = True
                 return begin_task(self)
-            if unsent := [key for key in self._asked if key not in self._sent]:
+            if unsent := [key for key, (_, said) in self._asked.items() if key not in self._sent and not said.done()]:
                 self._sent.update(unsent)
                 requests = {key: ElicitRequest(params=self._asked[key][0]) for key in unsent}
                 return InputRequiredResult(input_requests=dict(requests), request_state=park(self))
@@ -210,10 +219,13 @@ class ClientCall:
     def go_on(self, context: Context, responses: Mapping[str, Any]) -> None:
         """The client has made the same call again, with what it was asked for."""
         self.context = context
-        for key in self._sent & self._asked.keys():
-            answered, said = self._asked[key][1], responses.get(key)
-            if not answered.done():
-                answered.set_result(said if isinstance(said, ElicitResult) else CANCELLED)
+        for key in self._sent:
+            self._settle(key, responses.get(key))
+
+    def _settle(self, key: str, said: Any) -> None:
+        answered = self._asked[key][1]
+        if not answered.done():
+            answered.set_result(said if isinstance(said, ElicitResult) else CANCELLED)
 
     async def cancel(self) -> None:
         """Stop the call; what it may have done by then is in the journal when this returns."""

@@ -48,7 +48,7 @@ from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import keep_leases
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
-from halter.gateway.tasks import TASKS_EXTENSION, TaskRequestParams, UpdateTaskRequestParams, knows_tasks
+from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, demand_tasks, knows_tasks
 from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
@@ -56,6 +56,7 @@ from halter.runtime.agent_context import make_guard, models_of
 from halter.runtime.runtime import Runtime
 from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpTerms
+from halter.tools.mcp_session import TASKS_EXTENSION
 
 OWN: Final = "halter"
 DECISIONS: Final = f"{OWN}{SERVER_SEPARATOR}decisions"
@@ -342,16 +343,20 @@ class Gateway:
         return self._render_call(session, call) if isinstance(call, tuple) else call
 
     async def _get_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
-        session = await self.take(context)
+        session = await self._take_tasks(context)
         return session.tasks.get(params.task_id, lambda call: self._render_call(session, (call, call.outcome())))
 
     async def _update_task(self, context: Context, params: UpdateTaskRequestParams) -> dict[str, Any]:
-        (await self.take(context)).tasks.update(params.task_id, context, params.input_responses)
-        return {}
+        (await self._take_tasks(context)).tasks.update(params.task_id, params.input_responses)
+        return {"resultType": "complete"}
 
     async def _cancel_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
-        await (await self.take(context)).tasks.cancel(params.task_id)
-        return {}
+        await (await self._take_tasks(context)).tasks.cancel(params.task_id)
+        return {"resultType": "complete"}
+
+    async def _take_tasks(self, context: Context) -> GatedSession:
+        demand_tasks(context)
+        return await self.take(context)
 
     async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> Any:
         session, uri = await self.take(context), str(params.uri)

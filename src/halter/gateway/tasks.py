@@ -1,7 +1,8 @@
-"""Calls that wait for a person, as tasks: a client that knows the protocol's tasks extension asks how they stand.
+"""Calls that take long, as tasks: a client that knows the protocol's tasks extension asks how they stand.
 
-Such a client is answered at once with a task where others are held. The task goes on until the question is answered or
-has expired; it is the same call, with the same hold, and only this client's session knows it.
+Such a client is answered at once with a task where others are held: where a person has to decide, and where the server
+has made a task of the call itself. The task goes on until the call is over; it is the same call, with the same hold,
+and only this client's session knows it. A server's own task is never shown: its client sees ours.
 """
 
 import secrets
@@ -10,13 +11,19 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, InputResponses, RequestParams
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    InputResponses,
+    RequestParams,
+)
 from pydantic import Field
 
 from halter.core.clock import SECOND
 from halter.gateway.calls import ClientCall, Context, speaks_modern
+from halter.tools.mcp_session import TASKS_EXTENSION
 
-TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 MOST_TASKS: Final = 100
 POLL_INTERVAL_MS: Final = 2000
 UNKNOWN_TASK: Final = "Halter: this session has no such task."
@@ -38,6 +45,13 @@ def knows_tasks(context: Context) -> bool:
     return speaks_modern(context) and TASKS_EXTENSION in (extensions or {})
 
 
+def demand_tasks(context: Context) -> None:
+    """Refuse what is about tasks to a client that does not say, each time, that it knows them."""
+    if not knows_tasks(context):
+        needed = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+        raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"Halter: {context.method} needs {TASKS_EXTENSION}.", needed)
+
+
 class SessionTasks:
     """The tasks of one client's session, by ids that cannot be guessed."""
 
@@ -51,7 +65,7 @@ class SessionTasks:
             if len(self._tasks) >= MOST_TASKS and each.task is not None and each.task.done():
                 del self._tasks[key]
         if len(self._tasks) >= MOST_TASKS:
-            raise MCPError(INTERNAL_ERROR, f"Halter: {MOST_TASKS} calls wait for a person already.")
+            raise MCPError(INTERNAL_ERROR, f"Halter: {MOST_TASKS} calls are under way as tasks already.")
         key = secrets.token_urlsafe(32)
         self._tasks[key] = (call, self._now())
         return {**self._describe(key, "working", call), "resultType": "task"}
@@ -70,9 +84,9 @@ class SessionTasks:
             return {**self._describe(key, "failed", call), "error": failed}
         return {**self._describe(key, "completed", call), "result": render(call)}
 
-    def update(self, key: str, context: Context, responses: Mapping[str, Any]) -> None:
+    def update(self, key: str, responses: Mapping[str, Any]) -> None:
         call, _ = self._find(key)
-        call.answer_asked(context, responses)
+        call.answer_asked(responses)
 
     async def cancel(self, key: str) -> None:
         call, _ = self._find(key)
@@ -84,7 +98,7 @@ class SessionTasks:
         return self._tasks[key]
 
     def _describe(self, key: str, status: str, call: ClientCall) -> dict[str, Any]:
-        message = f"Waiting for a person to decide {call.waits_for}." if status == "working" and call.waits_for else ""
+        message = _explain(call) if status == "working" else ""
         return {
             "taskId": key,
             "status": status,
@@ -95,6 +109,12 @@ class SessionTasks:
             "pollIntervalMs": POLL_INTERVAL_MS,
             "resultType": "complete",
         }
+
+
+def _explain(call: ClientCall) -> str:
+    if call.waits_for:
+        return f"Waiting for a person to decide {call.waits_for}."
+    return f"The server {call.server} says: {call.status}" if call.status else ""
 
 
 def _format(moment: int) -> str:

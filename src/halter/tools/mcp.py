@@ -400,7 +400,7 @@ class McpServer:
         live = await self._connected()
         opened = await self._agreed(live, spec)
         try:
-            return await ask(opened, name, arguments, permit.id, relay)
+            return await ask(opened, name, arguments, permit.id, relay, self._terms.clock.sleep)
         except asyncio.CancelledError:
             if spec.effect == "read":
                 raise

@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
+from halter.core.clock import SECOND
+from halter.core.text import clean, shorten
 from halter.core.tools import Failed, PermitGate
 from halter.tools.mcp_transport import LOST_CODE, NOT_SENT_CODE, ServerInput, ServerOutput
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 MAX_TOOLS: Final = 500
+TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 
 
 class ToolListRecorder:
@@ -123,6 +126,7 @@ async def open_mcp_session(
 ) -> "AsyncGenerator[ClientSession]":
     """Open a session over a connection; `changed` is called when the server announces other tools."""
     from mcp import ClientSession
+    from mcp.client.extension import ResultClaim
     from mcp.client.session import ClientRequestContext
     from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
     from mcp_types import (
@@ -131,8 +135,15 @@ async def open_mcp_session(
         ErrorData,
         Implementation,
         ListRootsRequest,
+        Result,
         ToolListChangedNotification,
     )
+
+    class TaskHandle(Result):
+        result_type: Literal["task"]
+
+    async def resolve(_: TaskHandle, __: Any) -> "CallToolResult":
+        raise AssertionError("Calls are sent by send_tool_call, which follows tasks itself.")
 
     class Answering(ClientSession):
         async def dispatch_input_request(self, ctx: ClientRequestContext, request: Any) -> Any:
@@ -166,7 +177,14 @@ async def open_mcp_session(
     asks = None if peer is SILENT_PEER else elicit
     more: dict[str, Any] = {"sampling_callback": sample} if peer.samples else {}
     async with Answering(
-        dispatcher=raw, message_handler=notice, client_info=info, elicitation_callback=asks, **more
+        dispatcher=raw,
+        message_handler=notice,
+        client_info=info,
+        elicitation_callback=asks,
+        # A claim is declared to servers of the newer protocol alone.
+        extensions={TASKS_EXTENSION: {}},
+        result_claims={TASKS_EXTENSION: (ResultClaim(result_type="task", model=TaskHandle, resolve=resolve),)},
+        **more,
     ) as opened:
         yield opened
 
@@ -248,6 +266,10 @@ async def _refuse_input(_: "InputRequests") -> "InputResponses":
     raise Failed("InputRequired", "the server asks for input, which is not supported.")
 
 
+def _follow_nothing(_: str) -> None:
+    """Hear of no task."""
+
+
 @dataclass(frozen=True)
 class CallRelay:
     """What passes between a server and its client while a call runs: progress, and the input that it asks for."""
@@ -256,6 +278,8 @@ class CallRelay:
     answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _refuse_input
     meta: Mapping[str, Any] | None = None
     """What the client says about its request that concerns the server, too."""
+    follow_task: Callable[[str], None] = _follow_nothing
+    """Hears that the server has made a task of the call, and each time how it says that it stands."""
 
 
 NO_RELAY: Final = CallRelay()
@@ -265,9 +289,14 @@ _MOST_ROUNDS: Final = 10
 
 @PermitGate
 async def send_tool_call(
-    session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str, relay: CallRelay
+    session: "ClientSession",
+    name: str,
+    arguments: Mapping[str, Any],
+    key: str,
+    relay: CallRelay,
+    pause: Callable[[int], Awaitable[None]],
 ) -> "CallToolResult":
-    """Send a call, again with each input that the server asks for.
+    """Send a call, again with each input that the server asks for; a task that it becomes is followed to its end.
 
     The answer is not checked against the server's schema: it is only read.
     """
@@ -275,18 +304,123 @@ async def send_tool_call(
     from pydantic import TypeAdapter
 
     wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
+    answered: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
     said: dict[str, Any] = {}
     for _ in range(_MOST_ROUNDS):
         meta: Any = {**(relay.meta or {}), "idempotencyKey": key}
         params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta=meta, **said)
-        result: Any = await session.send_request(
-            CallToolRequest(params=params), wanted, progress_callback=relay.progress
+        raw: dict[str, Any] = await session.send_request(
+            CallToolRequest(params=params), answered, progress_callback=relay.progress
         )
+        if raw.get("resultType") == "task":
+            return await _finish_task(session, raw, relay, pause)
+        result: Any = wanted.validate_python(raw, by_name=False)
         if not isinstance(result, InputRequiredResult):
             return result
         responses = await relay.answer(result.input_requests or {})
         said = {"input_responses": responses, "request_state": result.request_state}
     raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")
+
+
+_SHORTEST_POLL: Final = SECOND // 10
+_LONGEST_POLL: Final = 60 * SECOND
+_CANCEL_PATIENCE: Final = 0.5
+"""Seconds for a server to hear that a task of its is given up."""
+_LONGEST_STATUS: Final = 500
+
+
+async def _finish_task(
+    session: "ClientSession", handle: Mapping[str, Any], relay: CallRelay, pause: Callable[[int], Awaitable[None]]
+) -> "CallToolResult":
+    """Follow a server's task to its end, and cancel there what is given up.
+
+    The server has begun by now: what is lost on the way is lost after it was sent, whatever code the loss has.
+    """
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import CallToolResult
+
+    task = handle.get("taskId")
+    if not isinstance(task, str) or not task:
+        raise MCPError(LOST_CODE, "it made a task of the call that has no name")
+    try:
+        ended = await _follow_task(session, task, handle, relay, pause)
+    except (MCPError, Failed, ValueError) as lost:
+        await _cancel_task(session, task)
+        raise MCPError(LOST_CODE, f"its task was not followed to its end: {lost}") from lost
+    except asyncio.CancelledError:
+        await _cancel_task(session, task)
+        raise
+    match ended:
+        case {"status": "completed", "result": result}:
+            return CallToolResult.model_validate(result, by_name=False)
+        case {"status": "failed", "error": {"message": str(why)}}:
+            raise Failed("McpError", f"the server says: {clean(why)}")
+        case _:
+            raise MCPError(LOST_CODE, "its task ended without an outcome")
+
+
+async def _follow_task(
+    session: "ClientSession",
+    task: str,
+    handle: Mapping[str, Any],
+    relay: CallRelay,
+    pause: Callable[[int], Awaitable[None]],
+) -> Mapping[str, Any]:
+    """Ask how a task stands until it has ended, and answer what it asks for, each question once."""
+    from mcp_types import InputRequests
+    from pydantic import TypeAdapter
+
+    asked: TypeAdapter[InputRequests] = TypeAdapter(InputRequests)
+    known: set[str] = set()
+    while (status := handle.get("status")) in ("working", "input_required"):
+        relay.follow_task(_read_status(handle))
+        requests = asked.validate_python(handle.get("inputRequests") or {}, by_name=False)
+        if fresh := {key: each for key, each in requests.items() if status != "working" and key not in known}:
+            known |= fresh.keys()
+            if len(known) > _MOST_ROUNDS:
+                raise Failed("InputRequired", f"the server asked for input more than {_MOST_ROUNDS} times.")
+            responses = await relay.answer(fresh)
+            said = {
+                key: each.model_dump(by_alias=True, mode="json", exclude_none=True) for key, each in responses.items()
+            }
+            await _send_task_request(session, "tasks/update", task, inputResponses=said)
+        await pause(_read_interval(handle))
+        handle = await _send_task_request(session, "tasks/get", task)
+        if handle.get("taskId") != task:
+            raise ValueError("it tells of another task")
+    return handle
+
+
+def _read_status(handle: Mapping[str, Any]) -> str:
+    message = handle.get("statusMessage")
+    return shorten(clean(message), _LONGEST_STATUS) if isinstance(message, str) else ""
+
+
+def _read_interval(handle: Mapping[str, Any]) -> int:
+    wanted = handle.get("pollIntervalMs")
+    interval = wanted * (SECOND // 1000) if isinstance(wanted, int) else SECOND
+    return max(_SHORTEST_POLL, min(interval, _LONGEST_POLL))
+
+
+async def _send_task_request(session: "ClientSession", method: str, task: str, **more: Any) -> dict[str, Any]:
+    from mcp_types import Request
+    from pydantic import TypeAdapter
+
+    class TaskRequest(Request[dict[str, Any], str]):
+        name_param = "taskId"
+
+    request = TaskRequest(method=method, params={"taskId": task, **more})
+    answered: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+    return await session.send_request(request, answered)
+
+
+async def _cancel_task(session: "ClientSession", task: str) -> None:
+    """Tell a server that its task is given up. It need not obey, so what it did is unknown."""
+    from mcp.shared.exceptions import MCPError
+
+    with suppress(MCPError, ValueError, TimeoutError):
+        async with asyncio.timeout(_CANCEL_PATIENCE):
+            await _send_task_request(session, "tasks/cancel", task)
 
 
 _LISTS: Final = frozenset(

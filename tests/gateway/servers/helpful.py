@@ -68,6 +68,13 @@ async def ask(context: Context, question: str) -> str:
     return f"they like {said.data.colour}"
 
 
+@server.tool()
+async def ask_twice(context: Context) -> str:
+    """Ask two questions at once."""
+    said = await asyncio.gather(context.elicit("First?", Answer), context.elicit("Second?", Answer))
+    return " ".join(each.data.colour if each.action == "accept" else each.action for each in said)
+
+
 @server.tool(annotations=READ)
 async def think(context: Context, about: str) -> str:
     """Have the client's model asked."""

@@ -1,4 +1,4 @@
-"""A server that speaks only the newer protocol, written by hand: it asks for input by its answers.
+"""A server that speaks only the newer protocol, written by hand: it asks for input by its answers, and knows tasks.
 
 Its one argument is a file, in which it notes what it was asked for.
 """
@@ -45,10 +45,67 @@ def think(asked: dict[str, Any], responses: dict[str, Any] | None) -> None:
     answer(asked, {"content": [{"type": "text", "text": f"it thinks {responses['m']['content']['text']}"}]})
 
 
+def begin(asked: dict[str, Any]) -> None:
+    """Make a task of a call, or refuse it to a client that knows none."""
+    params = asked["params"]
+    given, capable = params["arguments"], params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+    if TASKS not in capable.get("extensions", {}):
+        say({"id": asked["id"], "error": {"code": -32021, "message": "Missing required client capability"}})
+        return
+    write(f"begin {given['what']}")
+    jobs[given["what"]] = {**given, "said": {}}
+    answer(asked, {**stand(given["what"], "working"), "resultType": "task"})
+
+
+def stand(job: str, status: str, **more: Any) -> dict[str, Any]:
+    at = {"createdAt": "2026-11-17T00:00:00Z", "lastUpdatedAt": "2026-11-17T00:00:00Z"}
+    task = {"taskId": job, "status": status, "statusMessage": f"{job} is {status}", "ttlMs": None}
+    return {**task, **at, "pollIntervalMs": 100, **more}
+
+
+def tell_job(asked: dict[str, Any]) -> None:
+    """Say how a job stands. It ends as its call said, once it has all the colours that it asks for."""
+    params, job = asked["params"], jobs.get(asked["params"]["taskId"])
+    if job is None:
+        say({"id": asked["id"], "error": {"code": -32602, "message": "no such task"}})
+        return
+    job["said"] |= params.get("inputResponses", {})
+    if asked["method"] != "tasks/get":
+        write(f"{asked['method']} {job['what']} {json.dumps(params.get('inputResponses', {}))}")
+        answer(asked, {})
+        return
+    form = {"mode": "form", "message": "Which?", "requestedSchema": FORM}
+    open_still = {
+        key: {"method": "elicitation/create", "params": form} for key in job["asks"] if key not in job["said"]
+    }
+    if open_still:
+        answer(asked, stand(job["what"], "input_required", inputRequests=open_still))
+        return
+    colours = [said.get("content", {}).get("colour", said["action"]) for said in job["said"].values()]
+    text = f"{job['what']} is done {' '.join(colours)}".strip()
+    ended = {
+        "completed": {"result": {"content": [{"type": "text", "text": text}], "isError": False}},
+        "failed": {"error": {"code": -32603, "message": "it broke"}},
+    }
+    answer(asked, stand(job["what"], job["ends"], **ended.get(job["ends"], {}), **job.get("lies", {})))
+
+
+def write(words: str) -> None:
+    with notes.open("a") as file:
+        file.write(words + "\n")
+
+
 def called(asked: dict[str, Any]) -> None:
     params = asked["params"]
+    if params["name"] == "job":
+        begin(asked)
+        return
     if params["name"] == "think":
         think(asked, params.get("inputResponses"))
+        return
+    if params["name"] == "forget":
+        jobs.clear()
+        answer(asked, {"content": []})
         return
     if params["name"] == "murmur":
         if params["_meta"].get("io.modelcontextprotocol/logLevel"):
@@ -69,18 +126,21 @@ def called(asked: dict[str, Any]) -> None:
         request = {"method": "elicitation/create", "params": form}
         answer(asked, {"resultType": "input_required", "inputRequests": {"q": request}, "requestState": "state-1"})
         return
-    with notes.open("a") as file:
-        file.write(json.dumps([params["requestState"], responses]) + "\n")
+    write(json.dumps([params["requestState"], responses]))
     said = responses["q"]
     told = f"they like {said['content']['colour']}" if said["action"] == "accept" else f"they said {said['action']}"
     answer(asked, {"content": [{"type": "text", "text": told}]})
 
 
 READ = {"readOnlyHint": True}
+TASKS = "io.modelcontextprotocol/tasks"
+jobs: dict[str, dict[str, Any]] = {}
 tools: list[dict[str, Any]] = [
     {"name": "ask", "description": "Ask.", "inputSchema": SCHEMA, "annotations": READ},
     {"name": "think", "description": "Think.", "inputSchema": {"type": "object"}, "annotations": READ},
     {"name": "murmur", "description": "Log.", "inputSchema": {"type": "object"}, "annotations": READ},
+    {"name": "job", "description": "Take long.", "inputSchema": {"type": "object"}},
+    {"name": "forget", "description": "Forget all tasks.", "inputSchema": {"type": "object"}, "annotations": READ},
     {"name": "change", "description": "Become another.", "inputSchema": {"type": "object"}, "annotations": READ},
 ]
 streams: dict[Any, dict[str, Any]] = {}
@@ -92,7 +152,12 @@ for line in sys.stdin:
                 asked,
                 {
                     "supportedVersions": ["2026-07-28"],
-                    "capabilities": {"tools": {}, "resources": {"subscribe": True}, "logging": {}},
+                    "capabilities": {
+                        "tools": {},
+                        "resources": {"subscribe": True},
+                        "logging": {},
+                        "extensions": {TASKS: {}},
+                    },
                     "ttlMs": 0,
                     "cacheScope": "private",
                 },
@@ -108,6 +173,8 @@ for line in sys.stdin:
             tell(asked["id"], "subscriptions/acknowledged", notifications=wanted)
         case "tools/call":
             called(asked)
+        case "tasks/get" | "tasks/update" | "tasks/cancel":
+            tell_job(asked)
         case _ if "id" in asked:
             say({"id": asked["id"], "error": {"code": -32601, "message": "Method not found"}})
         case _:
