@@ -102,6 +102,43 @@ def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) 
     ]
 
 
+def test_files_are_given_with_the_first_message_and_erased_with_the_session(ada: Person) -> None:
+    secret = "sk-ant-api03-" + "Zq7" * 31
+    (ada.home / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (ada.home / "notes.txt").write_text(f"The cat is grey. {secret}")
+    (ada.home / "memo.ogg").write_bytes(b"OggS")
+    given = ("--file", "cat.png", "--file", "notes.txt", "--file", "memo.ogg#seconds=9")
+    code, said, _ = ada.types("run", str(ada.agent), "17 * 23", *given)
+    assert (code, said) == (0, "I look.\nAll is well.\n"), "What comes with files is answered by the model."
+    (session,) = ada.looks("sessions")
+    shown = ada.types("show", session["session"], "--events")[1]
+    assert "[cat.png, image/png, 8 bytes]" in shown
+    assert "The cat is grey." in shown
+    assert "[memo.ogg, audio/ogg, 4 bytes]" in shown
+    assert secret not in shown
+    assert ada.types("erase", "--session", session["session"], "--yes")[0] == 0
+    assert "The cat is grey." not in ada.types("show", session["session"], "--events")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "sentence"),
+    [
+        (("memo.ogg",), 3, "say how many seconds it has, as in memo.ogg#seconds=90"),
+        (("thing.bin",), 3, "cannot be given to a model here"),
+        (("nowhere.png",), 3, "nowhere.png cannot be read: No such file or directory."),
+        (("cat.png", "--resume", "x"), 2, "A session that has begun takes no files"),
+    ],
+    ids=["length", "binary", "missing", "resumed"],
+)
+def test_a_file_that_cannot_be_given_is_a_sentence(ada: Person, given: Sequence[str], code: int, sentence: str) -> None:
+    (ada.home / "memo.ogg").write_bytes(b"OggS")
+    (ada.home / "thing.bin").write_bytes(bytes(9))
+    left, said, beside = ada.types("run", str(ada.agent), "What is it?", "--file", *given)
+    assert (left, said) == (code, "")
+    assert sentence in " ".join(beside.split())
+    assert ada.looks("sessions") == []
+
+
 def test_the_cap_of_a_day_is_told_at_once_with_what_raises_it(ada: Person) -> None:
     """It then sleeps, and a person at the terminal knows why."""
     first = "- {calls: [{tool: look, arguments: {at: here}}], usage: {input_tokens: 19500, output_tokens: 4000}}\n"

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +195,14 @@ TYPED_ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve",
 
 AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
 NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Send every message to the model, without routing.")]
+FileOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file",
+        metavar="PATH",
+        help="A picture, PDF, sound or text, more than once if need be; PATH#pages=9 or PATH#seconds=90 bounds it.",
+    ),
+]
 ResumeOption = Annotated[str, typer.Option("--resume", metavar="SESSION", help="Continue a session.")]
 
 
@@ -202,6 +210,7 @@ def run(
     agent: AgentArgument,
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The task; - reads stdin.")] = "",
     *,
+    file: FileOption = None,
     resume: ResumeOption = "",
     no_route: NoRouteOption = False,
     store: StoreOption = None,
@@ -215,13 +224,17 @@ def run(
     text = sys.stdin.read() if message == "-" else message
     if not text.strip() and not resume:
         fail('There is no task: give one, as in halter run FOLDER "message".', EXIT_USAGE)
+    if file and resume:
+        fail("A session that has begun takes no files: give them to a new one, without --resume.", EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
     async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as context:
             session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.new())
             asked = bool(resume) and await _is_waiting_for_answer(app, session)
-            if text.strip():
+            if file:
+                await _begin_with_files(context, session, text, file)
+            elif text.strip():
                 done = await pass_front_door(
                     context, session, text, "task", screen, screen.waits, routes=not no_route, asked=asked
                 )
@@ -396,6 +409,13 @@ async def _go_on_with_parts(
                     say(came.words, at_once=True)
     finally:
         await asking.end()
+
+
+async def _begin_with_files(context: Any, session: SessionId, text: str, files: Sequence[Path]) -> None:
+    """Begin a session with files. They are for the model, so nothing else answers."""
+    from halter.runtime.sessions import begin_session, read_given_messages
+
+    await begin_session(context, text, "task", session, history=read_given_messages(context, (), files))
 
 
 async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:

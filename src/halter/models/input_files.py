@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -45,6 +45,7 @@ SECOND_TOKENS: Final = 50
 """More than any of the large providers counts for a second of sound."""
 LARGEST_FILE: Final = 20 * 1024 * 1024
 LARGEST_IN_ALL: Final = 30 * 1024 * 1024
+_TOLD: Final = re.compile(r"(.+)#(pages|seconds)=(\d{1,6})")
 _GAP: Final = rb"(?:[\s\0]|%[^\r\n]*[\r\n])*"
 _PAGE: Final = re.compile(rb"/Type" + _GAP + rb"/Page(?![A-Za-z])")
 _KIDS: Final = re.compile(rb"/Kids" + _GAP + rb"(?:\[([^\]]*)|\d)")
@@ -77,13 +78,18 @@ def make_files_message(files: Iterable[File | str | Path]) -> Message:
 
 
 def _read(path: Path) -> File:
+    """Read a file. What its path says behind a # holds for it, unless a file is called like that."""
+    told: dict[str, Any] = {}
+    found = _TOLD.fullmatch(path.name)
+    if found is not None and not path.exists():
+        path, told = path.with_name(found[1]), {found[2]: int(found[3])}
     kind = mimetypes.guess_type(path.name)[0] or "text/plain"
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return File(data, kind, path.name)
+    return File(data, kind, path.name, **told)
 
 
 def _make_part(file: File) -> Text:
@@ -97,7 +103,7 @@ def _make_part(file: File) -> Text:
         return _attach(file, kind, label, PAGE_TOKENS * _count_pages(file))
     if kind in AUDIO_TYPES:
         return _attach(file, AUDIO_TYPES[kind], label, math.ceil(SECOND_TOKENS * _measure_seconds(file)))
-    if kind.startswith("text/") or kind in TEXT_TYPES:
+    if (kind.startswith("text/") or kind in TEXT_TYPES) and b"\0" not in file.data:
         words = file.data.decode("utf-8", "replace")
         return Text(f"{label}\n{words}", "document", trusted=False, source=file.name)
     raise ConfigError(
@@ -122,7 +128,7 @@ def _count_pages(file: File) -> int:
     if _HIDES_PAGES in data or unclear or not found:
         raise ConfigError(
             f"The pages of {file.name} cannot be counted, so its cost is not bounded: say how many there are, as in "
-            f"File(data, {PDF!r}, {file.name!r}, pages=12)."
+            f"{file.name}#pages=12, or in Python File(data, {PDF!r}, {file.name!r}, pages=12)."
         )
     return found
 
@@ -146,7 +152,7 @@ def _measure_seconds(file: File) -> float:
     if not found:
         raise ConfigError(
             f"How long {file.name} is cannot be seen, so its cost is not bounded: say how many seconds it has, as in "
-            f"File(data, {kind!r}, {file.name!r}, seconds=90)."
+            f"{file.name}#seconds=90, or in Python File(data, {kind!r}, {file.name!r}, seconds=90)."
         )
     return found
 

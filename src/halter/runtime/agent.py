@@ -658,36 +658,16 @@ async def _send_message(
     files: "Sequence[File | str | Path]" = (),
 ) -> str:
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
-    from halter.runtime.sessions import begin_session, reopen_agent_session, say_to_session
+    from halter.runtime.sessions import begin_session, read_given_messages, reopen_agent_session, say_to_session
 
     if not session:
-        given = _read_given(context, history, files) if history or files else ()
+        given = read_given_messages(context, history, files) if history or files else ()
         return await begin_session(context, message, kind, new, history=given)
     if history or files:
         raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
     await reopen_agent_session(context, session)
     await say_to_session(context, session, message)
     return session
-
-
-def _read_given(
-    context: "AgentContext", history: Sequence[Any], files: "Sequence[File | str | Path]"
-) -> tuple[Message, ...]:
-    """Reads what a session begins with. Names and numbers in a picture cannot be hidden from a model."""
-    from halter.models.input_files import explain_unheard, make_files_message
-    from halter.models.pydantic_messages import read_history
-    from halter.models.wire import WireModel
-
-    if files and context.agent.tasks.anonymize is not None:
-        raise ConfigError(f"{context.agent.policy.name} anonymizes what models see, which no file can be: give text.")
-    given = read_history(history)
-    if not files:
-        return given
-    message = make_files_message(files)
-    model = context.models.named(context.agent.mind.model) if context.agent.mind.model else None
-    if isinstance(model, WireModel) and (why := explain_unheard(message, model.name, model.wire)):
-        raise ConfigError(why)
-    return (*given, message)
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":

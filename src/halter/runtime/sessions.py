@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -53,6 +54,9 @@ from halter.runtime.session_builder import (
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion
 from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_task, encode_task, walk_playbook
+
+if TYPE_CHECKING:
+    from halter.models.input_files import File
 
 GO_ON_FROM_HERE: Final = "Go on from here."
 NOTHING_SAID: Final = "There is nothing to do: say something to the agent."
@@ -169,6 +173,26 @@ async def begin_session(
     if kind == "chat" and not committed.repeated:
         await _pass_on(context, event.session, text)
     return SessionId(event.session)
+
+
+def read_given_messages(
+    context: AgentContext, history: Sequence[Any], files: "Sequence[File | str | Path]"
+) -> tuple[Message, ...]:
+    """Reads what a session begins with. Names and numbers in a picture cannot be hidden from a model."""
+    from halter.models.input_files import explain_unheard, make_files_message
+    from halter.models.pydantic_messages import read_history
+    from halter.models.wire import WireModel
+
+    if files and context.agent.tasks.anonymize is not None:
+        raise ConfigError(f"{context.agent.policy.name} anonymizes what models see, which no file can be: give text.")
+    given = read_history(history)
+    if not files:
+        return given
+    message = make_files_message(files)
+    model = context.models.named(context.agent.mind.model) if context.agent.mind.model else None
+    if isinstance(model, WireModel) and (why := explain_unheard(message, model.name, model.wire)):
+        raise ConfigError(why)
+    return (*given, message)
 
 
 async def build_session_beginning(
