@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from tests.adapters.conftest import Desk
 
 
@@ -63,6 +65,30 @@ async def run_pydantic_ai(program: Program) -> str:
     history = ModelMessagesTypeAdapter.validate_python(kept)
     results = DeferredToolResults(approvals={"c1": True})
     return (await agent.run(message_history=history, deferred_tool_results=results)).output
+
+
+async def run_langchain(program: Program) -> str:
+    from collections import defaultdict
+
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.types import Command
+
+    from tests.adapters import test_langchain
+
+    # LangGraph's savers for databases are packages of their own; this one is written to a file instead.
+    saver, file = InMemorySaver(), program.folder / "checkpoints"
+    agent = test_langchain.make_agent(program.at_desk(), "PRIVILEGED", checkpointer=saver)
+    thread = {"configurable": {"thread_id": "t1"}}
+    if program.load() is None:
+        assert (await agent.ainvoke(test_langchain.ASK, thread))["__interrupt__"]
+        threads = {thread: dict(spaces) for thread, spaces in saver.storage.items()}
+        file.write_bytes(msgspec.msgpack.encode((threads, dict(saver.writes), saver.blobs)))
+        program.keep_and_die(b"{}")
+    threads, writes, blobs = msgspec.msgpack.decode(file.read_bytes())
+    saver.storage.update({thread: defaultdict(dict, spaces) for thread, spaces in threads.items()})
+    saver.writes.update(writes)
+    saver.blobs.update(blobs)
+    return (await agent.ainvoke(Command(resume=True), thread))["messages"][-1].content
 
 
 async def run_openai_agents(program: Program) -> str:
@@ -142,6 +168,7 @@ async def run_crewai(program: Program, *, made_first: bool = False) -> str:
 
 FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
     "pydantic_ai": run_pydantic_ai,
+    "langchain": run_langchain,
     "openai_agents": run_openai_agents,
     "agent_framework": run_agent_framework,
     "google_adk": run_google_adk,

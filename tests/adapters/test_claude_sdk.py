@@ -106,12 +106,12 @@ async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) 
 
 
 async def test_parallel_queries_on_one_cap_never_pass_it(desk: Desk) -> None:
-    """Four calls of forty cents, all at once, on one dollar a day."""
+    """Twenty calls of forty cents, all at once, on one dollar a day."""
     desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
     with Provider([CALL]) as provider:
         provider.next = lambda body: DONE if "paid 7" in json.dumps(body) else CALL  # type: ignore[method-assign]
         agent = make_agent(desk, provider, cost=0.4)
-        results = await asyncio.gather(*(run(agent) for _ in range(4)), return_exceptions=True)
+        results = await asyncio.gather(*(run(agent) for _ in range(20)), return_exceptions=True)
     refused = [each for each in results if isinstance(each, EffectRefused)]
     assert {each.outcome for each in refused} == {"cost_cap_reached"}
     assert len(desk.paid) == 2
