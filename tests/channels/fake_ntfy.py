@@ -53,6 +53,10 @@ class FakeNtfy:
         headers = dict(scope["headers"])
         try:
             self._admit(headers)
+            if scope["path"] in ("/v1/health", "/v1/account"):
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b'{"healthy":true}'})
+                return
             if scope["method"] == "GET":
                 await self._stream(scope, receive, send)
                 return

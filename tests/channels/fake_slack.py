@@ -146,6 +146,8 @@ class FakeSlack:
         if method == "apps.connections.open":
             self.opened += 1
             return {"url": self.url}
+        if method == "auth.test":
+            return {"user": "halter", "user_id": "U0BOT", "team": "T"}
         text, buttons = self._read_blocks(asked)
         match method:
             case "chat.postMessage":

@@ -116,6 +116,12 @@ class FakeTelegram:
         if self.refuse_next and method != "getUpdates":
             raise self.refuse_next.pop(0)
 
+    async def _getMe(self, _: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+        return {**BOT, "first_name": "Halter", "username": "halter_bot"}
+
+    async def _getWebhookInfo(self, _: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
+        return {"url": "https://other.test" if self.webhook else "", "pending_update_count": 0}
+
     async def _getUpdates(self, asked: Mapping[str, Any]) -> Any:  # noqa: N802 As the Bot API names it.
         self.polls += 1
         if self.webhook:

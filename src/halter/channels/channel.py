@@ -93,6 +93,10 @@ class Transport(Protocol):
         """Whether a text can be sent whole."""
         ...
 
+    async def probe(self) -> str:
+        """Ask the platform whether it takes the token, and say as whom; nothing is sent to a person."""
+        ...
+
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """Wait for replies that follow a mark, for a while; oldest first."""
         ...

@@ -63,6 +63,24 @@ class NtfyTransport:
     def fits(self, text: str) -> bool:
         return len(text.encode("utf-8", "replace")) <= MAX_BYTES
 
+    async def probe(self) -> str:
+        """A server without accounts, or a caller without a token, is asked for its health alone."""
+        await self._look("v1/health")
+        if self._reveal_token is None:
+            return "without a token"
+        await self._look("v1/account")
+        return "with its token"
+
+    async def _look(self, path: str) -> None:
+        from httpx2 import HTTPError
+
+        try:
+            response = await self._open().get(f"{self._url}/{path}", headers=self._headers(), timeout=CALL_SECONDS)
+        except HTTPError as error:
+            raise _describe_outage(error) from None
+        if response.status_code >= _ERROR:
+            raise _describe_failure(response)
+
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """Read what follows from the topics of answers, until something comes or a while has passed."""
         if not places:

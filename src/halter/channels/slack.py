@@ -95,6 +95,7 @@ class _Answer(msgspec.Struct, frozen=True):
     error: str = ""
     url: str = ""
     ts: str = ""
+    user: str = ""
 
 
 class SlackTransport:
@@ -119,6 +120,11 @@ class SlackTransport:
 
     def fits(self, text: str) -> bool:
         return len(escape_entities(text).encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
+
+    async def probe(self) -> str:
+        known = await self._call("auth.test", {}, self._reveal_token())
+        await self._call("apps.connections.open", {}, self._reveal_app_token())
+        return f"as {clean(known.user) or 'its bot'}"
 
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """The next reply, if one comes within a while. A refreshed socket is opened anew by the next call."""

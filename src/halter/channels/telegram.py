@@ -78,6 +78,14 @@ class _Sent(msgspec.Struct, frozen=True):
     message_id: int
 
 
+class _Bot(msgspec.Struct, frozen=True):
+    username: str = ""
+
+
+class _Webhook(msgspec.Struct, frozen=True):
+    url: str = ""
+
+
 class _UpdateId(msgspec.Struct, frozen=True):
     update_id: int
 
@@ -103,6 +111,14 @@ class TelegramTransport:
 
     def fits(self, text: str) -> bool:
         return count_units(text) <= MAX_TEXT
+
+    async def probe(self) -> str:
+        bot = await self._call("getMe", {}, _Bot)
+        hook = await self._call("getWebhookInfo", {}, _Webhook)
+        if hook.url:
+            sentence = f"A webhook is set for @{bot.username}, so that nothing can be read: remove it (deleteWebhook)."
+            raise TransportFailed(sentence, may_retry=False)
+        return f"as @{bot.username}"
 
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """The replies of one long poll. Asking for what follows confirms what came before."""

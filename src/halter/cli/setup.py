@@ -182,7 +182,7 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check store, clock, disk, workers, prices, sandbox, port and agents, and say what to do about each.
+    """Check store, disk, workers, channels, sign-on, prices, sandbox, port and agents, and say what to do about each.
 
     For an agent's folder it checks files, models, keys, secrets and sensors, and runs nothing: no model is asked, no
     secret is shown. Exits 1 if there is a problem, 3 if the store cannot be used.
@@ -230,12 +230,18 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], fresh: bool) -
 
 async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]":
     """Check the store, if it can be opened, and read its policy; a missing one is not created."""
+    from halter.channels.health import check_channels
+    from halter.channels.serve import connect_directly
     from halter.operations.health import check_store, read_local_policy
+    from halter.server.oidc import check_sign_on
 
     try:
         refuse_missing(settings.store)
         places = replace(settings, store=add_connect_timeout(settings.store))
         async with open_runtime(places, environ=os.environ, acts=False, despite_doubt=True) as app:
-            return [check async for check in check_store(app)], await read_local_policy(app)
+            found = [check async for check in check_store(app)]
+            found += [check async for check in check_channels(app)]
+            found += [check] if (check := await check_sign_on(app, connect_directly)) else []
+            return found, await read_local_policy(app)
     except HalterError as error:
         return [fail_check(STORE, str(error))], None

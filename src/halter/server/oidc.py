@@ -25,8 +25,11 @@ from halter.core.spec import OidcSpec, SignOnSpec
 from halter.core.text import clean
 from halter.core.tools import substitute_secrets
 from halter.core.usage import is_encrypted_or_local
+from halter.operations.health import Check, combine_checks, fail_check, pass_check
+from halter.redaction.secrets import read_environment_secrets
+from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.server.auth import OIDC_CALLBACK, AuthRejected, Token
-from halter.server.sign_on import MAX_GROUPS, USER_PATTERN, make_group_roles
+from halter.server.sign_on import MAX_GROUPS, USER_PATTERN, make_group_roles, make_proxy_sign_on
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -42,6 +45,7 @@ BEGUN_LIFETIME: Final = 10 * MINUTE
 TIMEOUT_SECONDS: Final = 15
 LONGEST_ANSWER: Final = 1024 * 1024
 LONGEST_SUBJECT: Final = 255
+SIGN_ON: Final = "sign-on"
 BEGIN_AGAIN: Final = "This login was not begun in this browser, or too long ago: begin again."
 
 
@@ -91,8 +95,16 @@ class OidcSignOn:
         self._secret = secret
         self._connect = connect
         self._randomly = randomly
-        self._redirect = oidc.url.rstrip("/") + OIDC_CALLBACK
+        self.redirect = oidc.url.rstrip("/") + OIDC_CALLBACK
         self._known: tuple[_Provider, int] | None = None
+
+    async def check(self, now: int) -> str:
+        """Says why nobody could sign on; nothing where the provider describes itself as it should."""
+        try:
+            await self._find_provider(now)
+        except _SignOnFailed as failed:
+            return str(failed)
+        return ""
 
     async def begin(self, now: int) -> BegunLogin | AuthRejected:
         try:
@@ -103,7 +115,7 @@ class OidcSignOn:
         asks = {
             "response_type": "code",
             "client_id": self._oidc.client_id,
-            "redirect_uri": self._redirect,
+            "redirect_uri": self.redirect,
             "scope": " ".join(dict.fromkeys(("openid", *self._oidc.scopes))),
             "state": _derive(key, "state"),
             "nonce": _derive(key, "nonce"),
@@ -174,7 +186,7 @@ class OidcSignOn:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": self._redirect,
+            "redirect_uri": self.redirect,
             "client_id": self._oidc.client_id,
             "code_verifier": verifier,
         }
@@ -306,3 +318,29 @@ def make_oidc_sign_on(
         name = missing.args[0]
         raise ConfigError(f"`sign_on.oidc.client_secret` needs the secret {name}: set HALTER_SECRET_{name}.") from None
     return OidcSignOn(spec, spec.oidc, secret, connect)
+
+
+async def check_sign_on(app: Runtime, connect: "Callable[[], AsyncClient]") -> Check | None:
+    """Check that people can sign on as the fleet's file says; None where it says nothing of that."""
+    try:
+        written = read_local_fleet(app.settings)
+    except ConfigError:
+        return None  # The file is a finding of its own.
+    if written is None or written.spec.sign_on is UNSET:
+        return None
+    spec, reveal, found = written.spec.sign_on, read_environment_secrets(app.environ).value, list[Check]()
+    try:
+        if spec.proxies:
+            make_proxy_sign_on(spec, reveal)
+            told = f"A proxy at {', '.join(spec.proxies)} names people, with a secret that is set."
+            found.append(pass_check(SIGN_ON, told))
+        oidc = make_oidc_sign_on(spec, reveal, connect)
+    except ConfigError as error:
+        return fail_check(SIGN_ON, str(error))
+    if oidc is not None:
+        problem = await oidc.check(app.clock.now())
+        told = f"{oidc.provider_name} signs people on. It must know the address {oidc.redirect}."
+        found.append(fail_check(SIGN_ON, problem) if problem else pass_check(SIGN_ON, told))
+    if "admin" not in spec.roles.values():
+        found.append(pass_check(SIGN_ON, "No group is admin: that takes a token."))
+    return combine_checks(SIGN_ON, found)

@@ -1,0 +1,69 @@
+"""What `halter doctor` says of channels: whether each is reached, who answers there, and which process serves it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from halter.channels.channel import Transport, TransportFailed
+from halter.channels.serve import Connect, connect_directly, make_transports, read_channels
+from halter.core.errors import ConfigError
+from halter.core.ports import Query
+from halter.core.rows import WorkerRow
+from halter.operations.channels import CHANNELS, read_who
+from halter.operations.health import Check, combine_checks, fail_check, pass_check, warn_check
+from halter.runtime.runtime import Runtime
+from halter.state.channel import ChannelLog, ChannelState
+
+PROBE_SECONDS: Final = 10.0
+
+
+async def check_channels(app: Runtime, connect: Connect = connect_directly) -> AsyncGenerator[Check]:
+    """Check each channel that the fleet's file names, and find people who are paired where none is named."""
+    try:
+        transports = make_transports(app, read_channels(app), connect)
+    except ConfigError:
+        return  # The file is a finding of its own.
+    live = {row.worker for row in await app.store.ask(Query("all_workers", WorkerRow)) if row.alive(app.clock.now())}
+    states = {name: await ChannelLog(app.store, name).refresh() for name in CHANNELS}
+    for transport in transports:
+        name = transport.name
+        found = [await _probe(transport), _check_people(name, states[name]), _check_worker(name, states[name], live)]
+        yield combine_checks(name, found)
+    for name in sorted({*CHANNELS} - {each.name for each in transports}):
+        if people := sorted({each.name for each in states[name].approvers.values()}):
+            yield warn_check(
+                name,
+                f"{', '.join(people)} cannot be asked there: halter.yaml names no {name} under `channels`. Write it, "
+                f"or remove them with halter channels unpair {name} {people[0]}.",
+            )
+
+
+async def _probe(transport: Transport) -> Check:
+    name = transport.name
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            found = await transport.probe()
+    except TransportFailed as failed:
+        return fail_check(name, str(failed).removesuffix(" It is tried again."))
+    except TimeoutError:
+        return fail_check(
+            name, f"It does not answer within {PROBE_SECONDS:.0f} seconds: look at its url and at the network."
+        )
+    finally:
+        await transport.close()
+    return pass_check(name, f"It lets Halter in, {found}.")
+
+
+def _check_people(name: str, state: ChannelState) -> Check:
+    people = sorted({each.name for each in state.approvers.values() if read_who(each).may("approver")})
+    if not people:
+        return warn_check(name, f"No one may decide there: pair a person with halter channels pair {name} NAME.")
+    return pass_check(name, f"{', '.join(people)} may decide there.")
+
+
+def _check_worker(name: str, state: ChannelState, live: set[str]) -> Check:
+    if state.worker not in live:
+        return warn_check(
+            name, "No process serves it now: start halter serve, halter up or a worker, where halter.yaml names it."
+        )
+    return pass_check(name, f"{state.worker} serves it.")

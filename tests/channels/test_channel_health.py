@@ -1,0 +1,133 @@
+"""What `halter doctor` says of channels and of sign-on: each thing that is wrong, with what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from httpx2 import AsyncBaseTransport, AsyncClient, ConnectError, Request, Response
+
+from halter.channels.health import check_channels
+from halter.channels.serve import read_channels
+from halter.core.clock import SECOND
+from halter.operations.channels import offer_pairing, remove_approver
+from halter.server.oidc import check_sign_on
+from halter.testing.world import World
+from tests.channels.fake_ntfy import FakeNtfy
+from tests.channels.fake_slack import FakeSlack
+from tests.channels.streams import StreamedApp
+from tests.channels.test_decisions_on_ntfy import FLEET as NTFY
+from tests.channels.test_decisions_on_telegram import Phone
+from tests.server.provider import Provider
+
+SLACK = "channels:\n  slack: {token: '${secret:TELEGRAM}', app_token: '${secret:APP}', url: 'http://slack.test'}\n"
+
+
+async def look(phone: Phone, connect: Any = None) -> dict[str, tuple[str, str]]:
+    found = [check async for check in check_channels(phone.fleet.app, connect or phone.connect)]
+    return {check.name: (check.verdict, check.finding) for check in found}
+
+
+async def test_a_channel_that_works_says_who_answers_and_which_process_serves_it(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await world.advance(SECOND)
+    await phone.pair()
+    (verdict, said) = (await look(phone))["telegram"]
+    assert verdict == "ok"
+    assert said.startswith("It lets Halter in, as @halter_bot. ada may decide there. channel-telegram")
+    assert phone.platform.token not in said
+
+
+async def test_no_one_paired_and_no_process_are_said_with_what_to_do(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    await offer_pairing(phone.desk, "telegram", "ada", "approver")
+    (verdict, said) = (await look(phone))["telegram"]
+    assert verdict == "warning"
+    assert "pair a person with halter channels pair telegram NAME" in said
+    assert "No process serves it now: start halter serve" in said
+
+
+async def test_a_viewer_is_no_one_who_may_decide(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await world.advance(SECOND)
+    await phone.pair("vic", role="viewer")
+    assert "No one may decide there" in (await look(phone))["telegram"][1]
+
+
+async def test_a_token_that_is_missing_or_refused_is_a_problem(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.fleet.environ["HALTER_SECRET_TELEGRAM"] = "1:wrong"
+    (verdict, said) = (await look(phone))["telegram"]
+    assert (verdict, "look at the secret of `channels.telegram.token`" in said) == ("problem", True)
+    assert "1:wrong" not in said
+    del phone.fleet.environ["HALTER_SECRET_TELEGRAM"]
+    (verdict, said) = (await look(phone))["telegram"]
+    assert (verdict, "set HALTER_SECRET_TELEGRAM" in said) == ("problem", True)
+
+
+async def test_a_webhook_and_a_platform_that_is_away_are_problems(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.platform.webhook = True
+    (verdict, said) = (await look(phone))["telegram"]
+    assert (verdict, "A webhook is set for @halter_bot" in said) == ("problem", True)
+
+    class Away(AsyncBaseTransport):
+        async def handle_async_request(self, request: Request) -> Response:
+            raise ConnectError("no route", request=request)
+
+    (verdict, said) = (await look(phone, lambda: AsyncClient(transport=Away())))["telegram"]
+    assert verdict == "problem"
+    assert said.startswith("Telegram cannot be reached (ConnectError).")
+
+
+@pytest.mark.parametrize(("fleet", "platform"), [(NTFY, FakeNtfy), (SLACK, FakeSlack)])
+async def test_the_others_are_looked_at_as_well(world: World, tmp_path: Path, fleet: str, platform: Any) -> None:
+    phone = Phone(world, tmp_path, platform=platform(), fleet=fleet)
+    phone.fleet.environ["HALTER_SECRET_APP"] = getattr(phone.platform, "app_token", "")
+    (said,) = (await look(phone)).values()
+    assert said[1].startswith("No one may decide there")
+    phone.platform.token = "another"
+    (said,) = (await look(phone)).values()
+    assert said[0] == "problem"
+    assert phone.platform.messages == []
+
+
+async def test_who_is_paired_where_no_channel_is_named_is_said(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await world.advance(SECOND)
+    await phone.pair()
+    (tmp_path / "halter.yaml").write_text("zone: UTC\n")
+    assert not read_channels(phone.fleet.app).telegram
+    (verdict, said) = (await look(phone))["telegram"]
+    assert (verdict, said.startswith("ada cannot be asked there: halter.yaml names no telegram")) == ("warning", True)
+    await remove_approver(phone.desk, "telegram", "ada")
+    assert await look(phone) == {}
+
+
+SIGN_ON = """\
+sign_on:
+  roles: {leads: approver}
+  oidc:
+    {issuer: 'http://127.0.0.1:9', client_id: halter, url: 'http://127.0.0.1:8765', client_secret: '${secret:CLIENT}'}
+"""
+
+
+async def test_sign_on_says_what_is_missing_and_what_the_provider_must_know(world: World, tmp_path: Path) -> None:
+    provider = Provider("http://127.0.0.1:9", lambda: 0)
+    phone = Phone(world, tmp_path, fleet=SIGN_ON)
+
+    async def look_at_sign_on() -> Any:
+        return await check_sign_on(phone.fleet.app, lambda: AsyncClient(transport=StreamedApp(provider.app)))
+
+    missing = await look_at_sign_on()
+    assert (missing.verdict, "set HALTER_SECRET_CLIENT" in missing.finding) == ("problem", True)
+    phone.fleet.environ["HALTER_SECRET_CLIENT"] = "of the client"
+    good = await look_at_sign_on()
+    address = "http://127.0.0.1:8765/login/oidc/callback"
+    told = f"127.0.0.1:9 signs people on. It must know the address {address}. No group is admin: that takes a token."
+    assert (good.verdict, good.finding) == ("ok", told)
+    provider.described_as = "http://127.0.0.1:10"
+    wrong = await look_at_sign_on()
+    assert (wrong.verdict, "write that as `sign_on.oidc.issuer`" in wrong.finding) == ("problem", True)
