@@ -177,6 +177,31 @@ def test_source_code_with_escapes_beside_a_tool_that_names_a_model_is_read() -> 
     assert read_call(MESSAGES, json.dumps(body).encode()).unpriced == ""
 
 
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+
+
+def test_a_tool_of_the_caller_that_speaks_of_uses_takes_no_limit_from_a_search() -> None:
+    coupon = {"name": "coupon", "input_schema": {"type": "object", "properties": {"max_uses": {"type": "integer"}}}}
+    used = {"type": "tool_use", "id": "t", "name": "coupon", "input": {"max_uses": 2}}
+    body = {"model": "gpt-5", "tools": [coupon, SEARCH], "messages": [{"role": "assistant", "content": [used]}]}
+    call = read_call(MESSAGES, json.dumps(body).encode())
+    assert (call.unpriced, call.searches) == ("", 3)
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        '"tools":[{"type":"web_search_20250305","max_uses":90,"max_uses":1}]',
+        '"tools":[{"type":"web_search_20250305","max_uses":90}],"tools":[{"type":"web_search_20250305","max_uses":1}]',
+        '"tools":[{"type":"web_search_20250305","max_uses":1,"type":"custom"}]',
+        '"tools":[{"type":"web_search_20250305"},{"type":"web_search_20250305","max_uses":1}]',
+        '"tools":[{"type":"web_search_1","max_uses":90,"type":"custom"},{"type":"web_search_1","max_uses":1}]',
+    ],
+)
+def test_a_search_whose_limit_could_be_read_otherwise_has_none(tools: str) -> None:
+    assert "search" in read_call(MESSAGES, f'{{"model":"gpt-5",{tools}}}'.encode()).unpriced
+
+
 async def test_several_answers_share_what_is_held(place: Any) -> None:
     key = place.key(max_cost_usd_per_day="0.05")
     ask = {"model": "gpt-5", "n": 4, "max_completion_tokens": 100_000, "messages": HI}

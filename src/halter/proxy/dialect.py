@@ -322,8 +322,8 @@ def _count_searches(head: RequestHead, body: bytes) -> int | None:
         return head.max_tool_calls
     limits = [tool.max_uses for tool in head.tools or () if (tool.type or "").startswith("web_search")]
     known = [limit for limit in limits if limit is not None]
-    if len(_MAX_USES.findall(body)) > len(known):
-        # One is written twice, so the provider may read another one.
+    if len(_MAX_USES.findall(body)) > len(known) and _repeats(body, "max_uses", "type", "tools"):
+        # The provider may read another one of them.
         return None
     return sum(known) if limits and len(known) == len(limits) else None
 
@@ -366,18 +366,23 @@ def _find_flaw_of_limit(head: RequestHead, body: bytes, limit: str, dialect: Wir
     return ""
 
 
+def _list_members(body: bytes) -> list[list[str]]:
+    """The names of the members of every object as they are written; those of the whole body come last."""
+    members: list[list[str]] = []
+    try:
+        json.loads(body, object_pairs_hook=lambda pairs: members.append([key for key, _ in pairs]))
+    except RecursionError as error:
+        raise Unreadable(f"The request cannot be read: {error}") from None
+    return members
+
+
 def _is_written_twice(body: bytes, name: str) -> bool:
-    import json
+    return _list_members(body)[-1].count(name) > 1
 
-    pairs: list[tuple[str, Any]] = []
 
-    def keep(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal pairs
-        pairs = found
-        return {}
-
-    json.loads(body, object_pairs_hook=keep)
-    return sum(key == name for key, _ in pairs) > 1
+def _repeats(body: bytes, *names: str) -> bool:
+    """Whether any object has one of the members more than once."""
+    return any(members.count(name) > 1 for members in _list_members(body) for name in names)
 
 
 def replace_number(body: bytes, name: str, value: int, read: Callable[[RequestHead], int | None]) -> bytes:
