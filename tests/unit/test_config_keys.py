@@ -32,7 +32,7 @@ from halter.core.spec import (
     SlackSpec,
     TelegramSpec,
 )
-from halter.core.tools import ToolSpec
+from halter.core.tools import ProviderTool, ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 from halter.runtime.assemble import make_agent_tools
 
@@ -115,6 +115,7 @@ MIND: list[tuple[str, str, Any, Any]] = [
     ("model", "openai/gpt-5", lambda m: m.model, "openai:gpt-5"),
     ("temperature", "0.5", lambda m: m.temperature, 0.5),
     ("thinking", "high", lambda m: m.thinking, "high"),
+    ("provider_tools/web_search/max_uses", "3", lambda m: m.provider_tools, (ProviderTool("web_search", 3),)),
     ("tool_calls", "text", lambda m: m.tool_calls, "text"),
     ("instructions", "Be kind.", lambda m: m.instructions, "Be kind."),
     ("model_for", "{summary: ollama/small}", lambda m: m.model_for, {"summary": "ollama:small"}),
@@ -191,6 +192,7 @@ FLEET: list[tuple[str, str, Any, Any]] = [
     ("models/*/price/cache_write_1h", "6", None, None),
     ("models/*/price/web_searches", "10", None, None),
     ("models/*/price/audio", "4", None, None),
+    ("models/*/price/code_executions", "5", None, None),
 ]
 
 FLEET_MIND: list[tuple[str, str, Any, Any]] = [
@@ -269,9 +271,10 @@ def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
 
 
 def test_the_price_of_a_model_is_read() -> None:
-    cached = "cache_read: 0.3, cache_write: 3.75, cache_write_1h: 6, web_searches: 10, audio: 4"
+    cached = "cache_read: 0.3, cache_write: 3.75, cache_write_1h: 6, web_searches: 10, audio: 4, code_executions: 5"
     text = f"models: {{mine/big: {{price: {{input: 3, output: 15, {cached}}}}}}}\n"
-    price = Price(Decimal(3), Decimal(15), Decimal("0.3"), Decimal("3.75"), Decimal(6), Decimal(10), Decimal(4))
+    figures = (3, 15, "0.3", "3.75", 6, 10, 4, 5)
+    price = Price(*map(Decimal, figures))
     assert resolve_policy(fleet(text), agent()).prices == {"mine:big": price}
 
 
@@ -451,7 +454,7 @@ def keys(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
 
 
 def generic(path: str) -> str:
-    free = path.replace("levels/SAFE", "levels/*")
+    free = path.replace("levels/SAFE", "levels/*").replace("provider_tools/web_search", "provider_tools/*")
     return re.sub("^providers/[a-z]+/", "providers/*/", free)
 
 

@@ -47,6 +47,7 @@ from halter.runtime.runtime import Runtime
 if TYPE_CHECKING:
     from halter.core.ports import Store
     from halter.core.provenance import Declaration
+    from halter.core.tools import ProviderTool
     from halter.front_door.fast_paths import RoutingContext
     from halter.front_door.route import RoutingDecision
     from halter.loop.loop import LoopObserver
@@ -622,21 +623,26 @@ def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOptio
     """
     folder = resolve_agent_folder(agent)
 
-    async def job(app: Runtime) -> "list[tuple[str, Declaration]]":
+    async def job(app: Runtime) -> "tuple[list[tuple[str, Declaration]], tuple[ProviderTool, ...]]":
         from halter.runtime.assemble import assemble_agent
         from halter.tasks.task_tools import list_verb_specs
 
         async with assemble_agent(app, folder, tell=warn) as ready:
             specs = (*(each.spec for each in ready.tools.values()), *list_verb_specs())
-            return [(spec.name, ready.policy.declaration(spec)) for spec in specs]
+            return [(spec.name, ready.policy.declaration(spec)) for spec in specs], ready.mind.provider_tools
 
-    found = run_with_app(store, job, new=True, acts=True)
+    found, unseen = run_with_app(store, job, new=True, acts=True)
     if as_json:
-        answer_json([{"tool": name, "declaration": declaration} for name, declaration in found])
+        seen = [{"tool": name, "declaration": declaration} for name, declaration in found]
+        answer_json([*seen, *({"tool": each.name, "provider": True, "max_uses": each.max_uses} for each in unseen)])
         return
     rows = [
         [name, each.reads, each.reach, ", ".join(_describe_uses(each)), ", ".join(each.guessed) or "nothing"]
         for name, each in found
+    ]
+    rows += [
+        [each.name, "anyone", "others", f"run by the provider, unseen: {each.max_uses} a request", "nothing"]
+        for each in unseen
     ]
     columns = ["tool", "reads", "reach", "arguments", "guessed"]
     answer_table(f"The tools of {folder.name}", columns, rows, long="arguments guessed")

@@ -32,7 +32,7 @@ from halter.core.spec import (
     is_covered,
 )
 from halter.core.text import join_names
-from halter.core.tools import LEVELS, Level
+from halter.core.tools import LEVELS, Level, ProviderTool
 from halter.core.usage import is_encrypted_or_local
 
 FLEET_FILE: Final = "halter.yaml"
@@ -234,6 +234,14 @@ class FilePair:
             sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
             raise self.agent.places.wrong(("tools", "http"), sentence)
         return hosts
+
+    def provider_tools(self) -> tuple[ProviderTool, ...]:
+        """The tools that a provider runs. A search reads any page, so it needs all hosts where the fleet lists some."""
+        asked, bound = self.agent.spec.provider_tools, self.fleet.spec.allowed_hosts
+        if "web_search" in asked and bound is not UNSET and "*" not in bound:
+            listed = join_names(bound) or "nothing"
+            raise self.looser(("provider_tools", "web_search"), "for all hosts", ("allowed_hosts",), listed)
+        return tuple(ProviderTool(name, spec.max_uses) for name, spec in sorted(asked.items()))
 
     def reached(self, path: KeyPath, address: str) -> None:
         """Check the host of a URL against the fleet's `allowed_hosts`; without a list every host is allowed."""

@@ -418,6 +418,7 @@ def _higher_price(one: Price, other: Price) -> Price:
         stated("cache_write_1h"),
         stated("web_searches"),
         stated("audio"),
+        stated("code_executions"),
     )
 
 
@@ -427,4 +428,12 @@ def _cached_price(price: Price, key: str) -> Decimal:
 
 
 def _dollars(price: Price) -> str:
-    return "free" if price == FREE_PRICE else f"${price.input} in, ${price.output} out"
+    if price == FREE_PRICE:
+        return "free"
+    figures = {"in": price.input, "out": price.output, **_list_extra_figures(price)}
+    return ", ".join(f"${figure} {name}" for name, figure in figures.items())
+
+
+def _list_extra_figures(price: Price) -> Mapping[str, Decimal]:
+    names = ("cache_read", "cache_write", "cache_write_1h", "web_searches", "audio", "code_executions")
+    return {name: figure for name in names if (figure := getattr(price, name)) is not None}

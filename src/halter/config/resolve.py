@@ -287,6 +287,7 @@ def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) 
         tool_calls=spec.tool_calls,
         temperature=value_or_default(spec.temperature, None),
         thinking=value_or_default(spec.thinking, None),
+        provider_tools=both.provider_tools(),
         rates=read_model_rates(both.fleet),
         **{key: word for key in _OF_LIMITS if (word := getattr(limits, key)) is not UNSET},
     )

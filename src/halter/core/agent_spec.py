@@ -26,7 +26,7 @@ from halter.core.clock import DAY, MINUTE, SECOND
 from halter.core.money import Cap, Caps, RateLimit
 from halter.core.provenance import Reach, Reads
 from halter.core.text import describe_value, join_names, shorten
-from halter.core.tools import Effect, Level
+from halter.core.tools import Effect, Level, ProviderTool
 
 Duration = Annotated[int, Meta(extra={"written": "duration"})]
 """Microseconds, written as `30m` or as a number of seconds."""
@@ -169,6 +169,7 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     thinking: ThinkingEffort | None = None
     native_output: str = ""
+    provider_tools: tuple[ProviderTool, ...] = ()
     max_output_tokens: int = 4096
     max_retries: int = 3
     outage_backoff: int = 15 * MINUTE

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from halter.core.text import to_body
-from halter.core.tools import Permit, ToolSpec
-from halter.core.usage import ModelName, Usage
+from halter.core.tools import Permit, ProviderTool, ToolSpec
+from halter.core.usage import ModelName, RequestExtras, Usage
 from halter.core.vocabulary import Origin, Outcome
 
 
@@ -81,7 +81,8 @@ def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = T
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one request sends.
 
-    `facts` are current values by name, for a rule-based model that reads no prose.
+    `facts` are current values by name, for a rule-based model that reads no prose. `provider_tools` are those that the
+    provider runs while it answers.
     """
 
     system: str = ""
@@ -89,6 +90,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolSpec, ...] = ()
     max_output_tokens: int = 4096
     facts: Mapping[str, Any] = {}
+    provider_tools: tuple[ProviderTool, ...] = ()
+
+    @property
+    def extras(self) -> RequestExtras:
+        """What it may cost beside its tokens, without sound."""
+        most = {tool.name: tool.max_uses for tool in self.provider_tools}
+        return RequestExtras(searches=most.get("web_search", 0), code_executions=most.get("code_execution", 0))
 
 
 class AnonymizationPolicy(msgspec.Struct, frozen=True):

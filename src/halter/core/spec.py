@@ -54,7 +54,15 @@ from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.ids import Digest
 from halter.core.money import Caps
 from halter.core.provenance import Declaration, Reach, Reads
-from halter.core.tools import LEVELS, DeclaredParts, Level, ToolSpec, find_declaration, refine_declaration
+from halter.core.tools import (
+    LEVELS,
+    DeclaredParts,
+    Level,
+    ProviderToolName,
+    ToolSpec,
+    find_declaration,
+    refine_declaration,
+)
 from halter.core.usage import Price
 
 OnCap = Literal["wrap_up", "stop", "ask"]
@@ -270,6 +278,12 @@ class ModelSpec(Spec, frozen=True):
     """What is said of one model."""
 
     price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
+
+
+class ProviderToolSpec(Spec, frozen=True):
+    """How often a tool of the provider may be used; so much is held before each request."""
+
+    max_uses: Annotated[int, Meta(ge=1, le=20, description="How often it may be used in one request.")]
 
 
 class ProviderSpec(Spec, frozen=True):
@@ -537,6 +551,10 @@ class AgentSpec(Spec, frozen=True):
     temperature: (
         Annotated[float, Meta(ge=0, le=2, description="How freely the model chooses its words.")] | UnsetType
     ) = UNSET
+    provider_tools: Annotated[
+        Mapping[ProviderToolName, ProviderToolSpec],
+        Meta(description="Tools that the model's provider runs itself, unseen by the guard."),
+    ] = {}
     script: (
         Annotated[str, Meta(min_length=1, description="The file with the replies of the model `scripted`.")] | UnsetType
     ) = UNSET

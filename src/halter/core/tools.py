@@ -32,6 +32,16 @@ AGENT_VARIABLE: Final = "HALTER_AGENT"
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
 
+ProviderToolName = Literal["web_search", "code_execution"]
+
+
+class ProviderTool(msgspec.Struct, frozen=True):
+    """A tool that a model's provider runs during a request, at most so often: no guard sees its calls or results."""
+
+    name: ProviderToolName
+    max_uses: int
+
+
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the guard and a model know of a tool.
 

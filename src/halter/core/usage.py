@@ -34,18 +34,28 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     web_searches: int = 0
     audio_tokens: int = 0
     audio_cached_tokens: int = 0
+    code_executions: int = 0
 
     def __post_init__(self) -> None:
         if min(self.input_tokens, self.output_tokens, self.cache_read_tokens, self.cache_write_tokens) < 0:
             raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
         if self.cache_read_tokens + self.cache_write_tokens > self.input_tokens:
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
-        if not 0 <= self.cache_write_1h_tokens <= self.cache_write_tokens or self.web_searches < 0:
+        if (
+            not 0 <= self.cache_write_1h_tokens <= self.cache_write_tokens
+            or min(self.web_searches, self.code_executions) < 0
+        ):
             raise ValueError(f"What is cached for an hour is part of what is cached, but in {self} it is not.")
         if self.audio_tokens or self.audio_cached_tokens:
             least = min(self.audio_tokens, self.audio_cached_tokens)
             if least < 0 or self.audio_tokens + self.audio_cached_tokens > self.input_tokens:
                 raise ValueError(f"Sound is part of the input tokens, but in {self} it is more.")
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether something was paid beside plain tokens."""
+        sound = self.audio_tokens or self.audio_cached_tokens
+        return bool(self.cache_write_1h_tokens or self.web_searches or self.code_executions or sound)
 
     @property
     def uncached(self) -> int:
@@ -76,7 +86,8 @@ class Price(msgspec.Struct, frozen=True):
     """A price that the configuration states, in dollars per million tokens.
 
     Cached tokens without a figure of their own cost what plain input costs; writes of Claude models, a quarter more.
-    What is cached for an hour, sound, and searches, of which a thousand are priced, have no price without a figure.
+    What is cached for an hour, sound, and searches and runs of code at the provider, of which a thousand are priced,
+    have no price without a figure.
     """
 
     input: Decimal
@@ -86,6 +97,7 @@ class Price(msgspec.Struct, frozen=True):
     cache_write_1h: Decimal | None = None
     web_searches: Decimal | None = None
     audio: Decimal | None = None
+    code_executions: Decimal | None = None
 
     def __post_init__(self) -> None:
         for figure in (
@@ -96,6 +108,7 @@ class Price(msgspec.Struct, frozen=True):
             self.cache_write_1h,
             self.web_searches,
             self.audio,
+            self.code_executions,
         ):
             if figure is not None and not (figure.is_finite() and figure >= 0):
                 raise ValueError(f"A price is a number of dollars from 0 up, but {figure} is not.")
@@ -127,12 +140,33 @@ class UnpricedFeature(Unpriced, frozen=True):
         return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
 
 
+PROVIDER_TOOL_TOKENS: Final = 20_000
+"""What the results of one use of a provider's tool may add to the input."""
+
+
 class RequestExtras(msgspec.Struct, frozen=True):
-    """What a request may cost beside plain tokens: an hour's cache, so many searches, so many tokens of sound."""
+    """What a request may cost beside plain tokens: an hour's cache, uses of the provider's tools, tokens of sound."""
 
     long_cache: bool = False
     searches: int = 0
     audio_tokens: int = 0
+    code_executions: int = 0
+
+    @property
+    def uses(self) -> int:
+        return self.searches + self.code_executions
+
+    def bound_input(self, tokens: int) -> int:
+        """The most input where a provider's tools are used: each use adds its results, and all is read once more."""
+        return (self.uses + 1) * (tokens + self.uses * PROVIDER_TOOL_TOKENS)
+
+    def bound_usage(self, usage: Usage) -> Usage:
+        """A usage of an answer that broke off, with all uses that may have come to pass."""
+        return msgspec.structs.replace(
+            usage,
+            web_searches=max(usage.web_searches, self.searches),
+            code_executions=max(usage.code_executions, self.code_executions),
+        )
 
 
 class ModelPrices(Protocol):

@@ -10,6 +10,7 @@ from halter.core.events import SensorChanged
 from halter.core.money import ZERO_USD, Cap, micros_to_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
+from halter.core.tools import ProviderTool
 from halter.dashboard.labels import (
     MODES,
     Label,
@@ -368,6 +369,10 @@ def _build_definition(room: OpenPage, found: AgentDefinition | None) -> None:
             add_preformatted(found.instructions)
 
 
+def describe_provider_tool(tool: ProviderTool) -> str:
+    return f"{tool.name}, at most {format_count(tool.max_uses, 'time')} a request; the guard does not see its calls"
+
+
 def list_definition_facts(found: AgentDefinition) -> list[tuple[str, str]]:
     """Lists what an agent is and may, in words."""
     caps = found.caps
@@ -385,6 +390,7 @@ def list_definition_facts(found: AgentDefinition) -> list[tuple[str, str]]:
         ),
         ("A turn takes", f"at most {found.max_steps} steps and {format_duration(found.timeout)}"),
         ("Tools", ", ".join(found.tools)),
+        ("Tools of the provider", "; ".join(map(describe_provider_tool, found.provider_tools))),
         ("Verbs", ", ".join(found.verbs)),
         ("Switched off", ", ".join(found.disabled)),
         ("Sensors", ", ".join(found.sensors)),

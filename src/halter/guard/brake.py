@@ -106,7 +106,7 @@ class SessionBrake:
                 self.hear(Text(about, "tool", trusted=False, source=source))
 
     def hear_erased(self) -> None:
-        """A text is erased; who wrote it is unknown."""
+        """A text is erased, or was never seen here; who wrote it is unknown."""
         self._fold(partial(Provenance.hear_erased, source=Source("document")), taints=True)
 
     def observe(self, call: ToolCall, result: ToolResult) -> None:

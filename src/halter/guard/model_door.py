@@ -335,8 +335,9 @@ class ModelDoor:
         own: dict[str, Any] = {}
         if request.rates is not None:
             own["rates"] = request.rates
-        elif audio:
-            own["rates"] = find_audio_rates(terms, audio)
+        elif audio or prompt.provider_tools:
+            extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio)
+            own["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
         if request.min_output_tokens > terms.base.min_output_tokens:
             own["min_output_tokens"] = request.min_output_tokens
         if hidden is not None:
@@ -492,12 +493,12 @@ class ModelDoor:
         return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
 
 
-def find_audio_rates(terms: RequestTerms, audio_tokens: int) -> ModelPrices | Unpriced:
-    """What a request with sound costs. A model that takes none, or whose price is unknown, has no price for it."""
+def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices | Unpriced:
+    """What a request with sound, or with tools of the provider, costs."""
     rates = terms.base.rates
     if isinstance(rates, Unpriced):
         return rates
-    covering = rates.covering(RequestExtras(audio_tokens=audio_tokens))
+    covering = rates.covering(extras)
     return UnpricedFeature(terms.model.name, covering) if isinstance(covering, str) else covering
 
 
@@ -527,7 +528,7 @@ def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualRes
     if not report.final:
         # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
         most = max(usage.output_tokens, flying.max_output_tokens)
-        usage = msgspec.structs.replace(usage, output_tokens=most)
+        usage = flying.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=most))
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
     return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)

@@ -117,6 +117,7 @@ def build_prompt(
         messages=append_ending(messages, ending),
         tools=() if last_words else start.tools,
         max_output_tokens=mind.max_output_tokens,
+        provider_tools=() if last_words else mind.provider_tools,
     )
     cut = transcript.cut.through if transcript.cut else 0
     prefix = f"{start.digest}/{cut}/{'last' if last_words else ''}"

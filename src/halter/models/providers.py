@@ -79,12 +79,13 @@ _NOTHING: Final = Decimal(0)
 
 
 class ExtraFigures(NamedTuple):
-    """What may have no price, in dollars per million tokens and per thousand searches."""
+    """What may have no price, in dollars per million tokens and per thousand searches and runs of code."""
 
     cache_write_1h: Decimal | None = None
     thousand_searches: Decimal | None = None
     audio: Decimal | None = None
     audio_cached: Decimal | None = None
+    thousand_code_executions: Decimal | None = None
 
 
 NO_EXTRAS: Final = ExtraFigures()
@@ -103,6 +104,7 @@ class Tier(msgspec.Struct, frozen=True):
     search: int | None = None
     audio: int | None = None
     audio_cached: int | None = None
+    code_execution: int | None = None
 
     def cost(self, plain: int, read: int, write: int, output: int) -> int:
         return (
@@ -110,11 +112,12 @@ class Tier(msgspec.Struct, frozen=True):
         )
 
     def cost_of_extras(self, usage: Usage) -> int:
-        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for searches and sound."""
+        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for all else."""
         longer = self.cache_write if self.cache_write_1h is None else self.cache_write_1h
         extra = usage.cache_write_1h_tokens * max(0, longer - self.cache_write)
         extra += usage.audio_tokens * max(0, (self.audio or 0) - self.plain)
         extra += usage.audio_cached_tokens * max(0, (self.audio_cached or self.audio or 0) - self.cache_read)
+        extra += usage.code_executions * (self.code_execution or 0)
         return extra + usage.web_searches * (self.search or 0)
 
 
@@ -163,7 +166,7 @@ class Tariff(msgspec.Struct, frozen=True):
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = _find_tier(period.tiers, usage.input_tokens)
         exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
-        if usage.cache_write_1h_tokens or usage.web_searches or usage.audio_tokens or usage.audio_cached_tokens:
+        if usage.has_extras:
             exact += tier.cost_of_extras(usage)
         return -(-exact // SCALE)
 
@@ -217,6 +220,11 @@ def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
             return "it caches for an hour, and what that costs is not listed"
         if extras.searches and any(tier.search is None for tier in period.tiers):
             return "it searches the web, and what that costs is not listed"
+        if extras.code_executions and any(tier.code_execution is None for tier in period.tiers):
+            return (
+                "its provider may run code for it, and what that costs is not listed; write that into halter.yaml, as "
+                "`code_executions` of its `price`, in dollars for a thousand runs"
+            )
         if extras.audio_tokens and any(tier.audio is None for tier in period.tiers):
             return (
                 "it is given audio, which it does not take, or whose price is not listed; write that into halter.yaml, "
@@ -234,6 +242,7 @@ def _extend_bound(tariff: Tariff, extras: RequestExtras) -> Tariff | str:
 def _extend_ceiling(ceiling: Tier, tier: Tier, extras: RequestExtras) -> Tier:
     rate = max(ceiling.plain, (tier.cache_write_1h or 0) if extras.long_cache else 0)
     beside = extras.searches * (tier.search or 0) + extras.audio_tokens * max(0, (tier.audio or 0) - rate)
+    beside += extras.code_executions * (tier.code_execution or 0)
     return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + beside)
 
 
@@ -285,16 +294,16 @@ def _with_cache_write(price: Price, model: ModelName) -> Price:
 
 def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
     sound = _NOTHING if price.audio is None and price.input == price.output == 0 else price.audio
-    extras = ExtraFigures(price.cache_write_1h, price.web_searches, sound)
+    extras = ExtraFigures(price.cache_write_1h, price.web_searches, sound, None, price.code_executions)
     tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output, extras=extras)
     return Tariff((_period([tier]),), _loading(margin))
 
 
-def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, hears: bool = False) -> Tariff | None:
+def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_google: bool = False) -> Tariff | None:
     """Compile an entry of the bundled table; None if it lacks a rate for input or output.
 
-    The table leaves out zeros, so an entry without rates may be free or of unknown price. For a model that `hears`,
-    sound without a rate of its own costs what other input does.
+    The table leaves out zeros, so an entry without rates may be free or of unknown price. For a model
+    `of_google`, sound without a rate of its own costs what other input does, and running code nothing.
     """
     from genai_prices.types import ConditionalPrice, ModelPrice
 
@@ -304,7 +313,7 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, hears:
     if not rules or any(rule.prices.input_mtok is None or rule.prices.output_mtok is None for rule in rules):
         return None
     # Of several rules that hold, the last counts; if none does, the first.
-    periods = [_compile_condition(rule, hears=hears) for rule in reversed(rules)]
+    periods = [_compile_condition(rule, of_google=of_google) for rule in reversed(rules)]
     fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
     return Tariff((*periods, fallback), _loading(margin))
 
@@ -320,9 +329,9 @@ def _find_listed_tariff(model: ModelName, base_url: str | None, margin: Decimal)
     entries = _entries(providers, seller, model)
     if not entries:
         return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
-    # All of Google's own models take sound.
+    # All of Google's own models take sound, and code that they run is paid as tokens.
     own = {id(entry) for each in providers if each.id == "google" for entry in each.models}
-    compiled = (compile_listed_price(entry, margin, hears=id(entry) in own) for entry in entries)
+    compiled = (compile_listed_price(entry, margin, of_google=id(entry) in own) for entry in entries)
     priced = [tariff for tariff in compiled if tariff is not None]
     if not priced:
         return Unpriced(model, f"the bundled price table lists {entries[0].id} without a price of its tokens")
@@ -400,10 +409,10 @@ def _host(base_url: str) -> str:
         return "an address that cannot be read"
 
 
-def _compile_condition(rule: "ConditionalPrice", *, hears: bool = False) -> PricePeriod:
+def _compile_condition(rule: "ConditionalPrice", *, of_google: bool = False) -> PricePeriod:
     from genai_prices.types import StartDateConstraint
 
-    tiers = _tiers(rule.prices, hears=hears)
+    tiers = _tiers(rule.prices, of_google=of_google)
     match rule.constraint:
         case None:
             return _period(tiers)
@@ -419,13 +428,13 @@ def _time_of_day(moment: time) -> int:
     return since_midnight // timedelta(microseconds=1) % DAY
 
 
-def _tiers(price: "ModelPrice", *, hears: bool = False) -> list[Tier]:
+def _tiers(price: "ModelPrice", *, of_google: bool = False) -> list[Tier]:
     """Compile the tiers, lowest first.
 
     A usage does not separate kinds of output: the highest of their rates applies.
     """
     output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
-    sound = price.input_mtok if hears and price.input_audio_mtok is None else price.input_audio_mtok
+    sound = price.input_mtok if of_google and price.input_audio_mtok is None else price.input_audio_mtok
     extras = (price.cache_write_1h_mtok, price.web_searches_kcount, sound, price.cache_audio_read_mtok)
     figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount, *extras)
     return [
@@ -436,7 +445,13 @@ def _tiers(price: "ModelPrice", *, hears: bool = False) -> list[Tier]:
             _figure(price.cache_write_mtok, above),
             max(_figure(sort, above) or _NOTHING for sort in output),
             _figure(price.requests_kcount, above) or _NOTHING,
-            ExtraFigures(*(_figure(each, above) for each in extras)),
+            ExtraFigures(
+                _figure(extras[0], above),
+                _figure(extras[1], above),
+                _figure(extras[2], above),
+                _figure(extras[3], above),
+                _NOTHING if of_google else None,
+            ),
         )
         for above in _thresholds((*output, *figures))
     ]
@@ -466,7 +481,7 @@ def _tier(
     thousand_requests: Decimal = _NOTHING,
     extras: ExtraFigures = NO_EXTRAS,
 ) -> Tier:
-    searches = _scale_extra(extras.thousand_searches)
+    searches, runs = _scale_extra(extras.thousand_searches), _scale_extra(extras.thousand_code_executions)
     return Tier(
         above,
         _scale_figure(plain),
@@ -478,6 +493,7 @@ def _tier(
         None if searches is None else searches * 1000,
         _scale_extra(extras.audio),
         _scale_extra(extras.audio_cached),
+        None if runs is None else runs * 1000,
     )
 
 

@@ -31,7 +31,7 @@ A message quotes what the provider said, shortened, and never the key, an addres
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -44,12 +44,13 @@ from halter.core.agent_spec import ThinkingEffort, WireFormat
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.messages import Prompt, Reply, TextListener, ToolResult, bound_prompt_tokens
-from halter.core.text import clean, shorten
-from halter.core.tools import Permit, PermitGate, ToolSpec
+from halter.core.text import clean, join_names, shorten
+from halter.core.tools import Permit, PermitGate, ProviderTool, ProviderToolName, ToolSpec
 from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.wire_format import (
     ToolDefinitions,
     UsageReader,
+    count_provider_tools,
     find_event_text,
     make_surrogate_joiner,
     parse_model_response,
@@ -327,6 +328,26 @@ def find_native_form(prompt: Prompt, name: str, profile: Mapping[str, Any], wire
     return next((spec for spec in prompt.tools if spec.name == name), None)
 
 
+_PROVIDER_TOOLS: Final[Mapping[WireFormat, tuple[ProviderToolName, ...]]] = {
+    "openai": (),
+    "anthropic": ("web_search", "code_execution"),
+    "google": ("code_execution",),
+}
+"""What a provider can be asked to run. Google searches without a limit, so its searches cannot be held."""
+
+
+def explain_missing_tools(model: ModelName, wire: WireFormat, wanted: Iterable[ProviderTool]) -> str:
+    """Why a model cannot have tools of its provider; empty where it can."""
+    missing = [tool.name for tool in wanted if tool.name not in _PROVIDER_TOOLS[wire]]
+    if not missing:
+        return ""
+    has = join_names(_PROVIDER_TOOLS[wire]) or "none"
+    return (
+        f"{model} has no {join_names(missing)} that can be held to a limit: over the wire {wire} the tools of a "
+        f"provider are {has}. Take another model, or remove it from `provider_tools`."
+    )
+
+
 def make_model_settings(
     max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None, *, cache_points: bool
 ) -> "ModelSettings":
@@ -533,7 +554,7 @@ class WireModel:
             except asyncio.CancelledError:
                 permit.unsent = not seen.sent
                 raise
-        reply = self._finished(response, seen, streamed=hear is not None)
+        reply = self._finished(response, seen, prompt, streamed=hear is not None)
         return reply if form is None else read_native_answer(reply, form.name)
 
     async def aclose(self) -> None:
@@ -559,6 +580,9 @@ class WireModel:
         wanted, temperature = self._habits.thinking, self._habits.temperature
         thinking = choose_thinking(wanted, prompt) if self.wire == "anthropic" else wanted
         settings = make_model_settings(prompt.max_output_tokens, temperature, thinking, cache_points=marks)
+        if prompt.provider_tools and self.wire == "anthropic":
+            # Otherwise its newer models search from code that runs at the provider, declared or not.
+            settings["anthropic_web_tools_allowed_callers"] = ["direct"]  # pyright: ignore[reportGeneralTypeIssues]
         return {
             "messages": shape_history(prompt.messages, cache_points=marks),
             "model_settings": settings,
@@ -571,7 +595,7 @@ class WireModel:
             error, self.name, self._key, seen, url=self._url, begun=begun, bills_errors=terms.bills_errors
         )
 
-    def _finished(self, response: "ModelResponse", seen: Exchange, *, streamed: bool) -> Reply:
+    def _finished(self, response: "ModelResponse", seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         """Accept only an answer that says it is complete.
 
         Some servers of OpenAI's protocol do not say so in an answer that comes in one piece, which cannot be cut.
@@ -583,7 +607,17 @@ class WireModel:
         if response.finish_reason == "error":
             sentence = f"BadAnswer: {self.name} failed to answer: {said}"
             raise ModelUnavailable(sentence, usage=seen.usage, final=seen.final)
-        return parse_model_response(response, _find_final_usage(response, seen))
+        used = count_provider_tools(response)
+        unknown = sorted(used.keys() - {tool.name for tool in prompt.provider_tools})
+        if unknown:
+            sentence = f"UndeclaredTool: {self.name} used {join_names(unknown)} at its provider, which is not declared"
+            fix = "declare it under `provider_tools` in agent.yaml, or take another model"
+            raise ModelRejected(f"{sentence}: {fix}", usage=seen.usage, final=seen.final)
+        usage = _find_final_usage(response, seen)
+        if used and usage is not None:
+            searches = max(usage.web_searches, used["web_search"])
+            usage = msgspec.structs.replace(usage, web_searches=searches, code_executions=used["code_execution"])
+        return parse_model_response(response, usage)
 
 
 @PermitGate

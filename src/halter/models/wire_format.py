@@ -26,7 +26,9 @@ import codecs
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         ModelResponseStreamEvent,
     )
     from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.native_tools import AbstractNativeTool
     from pydantic_ai.tools import ToolDefinition
 
     Shaped = ModelRequestPart | ModelResponsePart
@@ -170,6 +173,10 @@ class ToolDefinitions:
 
     def parameters(self, prompt: Prompt, form: ToolSpec | None = None) -> "ModelRequestParameters":
         """The tools and the system text; with a `form`, the answer has to fit its arguments instead of calling it."""
+        made = self._parameters(prompt, form)
+        return replace(made, native_tools=shape_provider_tools(prompt)) if prompt.provider_tools else made
+
+    def _parameters(self, prompt: Prompt, form: ToolSpec | None) -> "ModelRequestParameters":
         from pydantic_ai.messages import InstructionPart
         from pydantic_ai.models import ModelRequestParameters
 
@@ -197,6 +204,22 @@ class ToolDefinitions:
                 name=spec.name, parameters_json_schema=schema, description=clean(spec.description), strict=False
             )
         return made
+
+
+def shape_provider_tools(prompt: Prompt) -> "list[AbstractNativeTool]":
+    from pydantic_ai.native_tools import CodeExecutionTool, WebSearchTool
+
+    return [
+        WebSearchTool(max_uses=tool.max_uses) if tool.name == "web_search" else CodeExecutionTool()
+        for tool in prompt.provider_tools
+    ]
+
+
+def count_provider_tools(response: "ModelResponse") -> Counter[str]:
+    """How often the provider used tools of its own, by their names."""
+    from pydantic_ai.messages import NativeToolCallPart
+
+    return Counter(part.tool_name for part in response.parts if isinstance(part, NativeToolCallPart))
 
 
 def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Reply:
@@ -243,6 +266,9 @@ def _arguments(sent: object) -> str:
 
 def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> StopReason:
     """Why a model stopped. Many servers say `stop` also where calls are requested."""
+    if response.state == "suspended":
+        # The provider paused to let its own tools go on: what it said until then is no whole answer.
+        return "max_tokens"
     match response.finish_reason:
         case "length":
             return "max_tokens"

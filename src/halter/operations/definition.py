@@ -9,6 +9,7 @@ from halter.core.ids import Digest
 from halter.core.money import Caps
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.core.tools import ProviderTool
 from halter.operations.desk import Agent, Desk
 
 
@@ -16,6 +17,7 @@ class _Mind(msgspec.Struct, frozen=True):
     model: str | None = None
     fallback_models: Sequence[str] = ()
     instructions: str = ""
+    provider_tools: Sequence[ProviderTool] = ()
 
 
 class _Autonomy(msgspec.Struct, frozen=True):
@@ -65,6 +67,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     runs_by_itself: bool
     tools: Sequence[str]
+    provider_tools: Sequence[ProviderTool]
     verbs: Sequence[str]
     disabled: Sequence[str]
     sensors: Sequence[str]
@@ -97,6 +100,7 @@ def _describe(row: SessionRow, found: _Definition) -> AgentDefinition:
         mode=found.policy.mode,
         runs_by_itself=found.pacing.autonomy.enabled,
         tools=sorted(found.policy.tools),
+        provider_tools=found.mind.provider_tools,
         verbs=found.tasks.verbs,
         disabled=found.policy.disabled,
         sensors=[sensor.name for sensor in found.pacing.sensors],

@@ -25,6 +25,14 @@ def build_receipt_sheet(made: Receipt) -> Sheet:
     return [Facts(f"Receipt of {made.session}", _summary(made)), *_course(made), *_brakes(made), *_products(made)]
 
 
+def _describe_provider_tools(made: Receipt) -> str:
+    """What providers ran by themselves: only how often is known."""
+    searches, runs = sum(one.web_searches for one in made.models), sum(one.code_executions for one in made.models)
+    counted = (("web_search", searches), ("code_execution", runs))
+    used = ", ".join(f"{name} {format_count(times, 'time')}" for name, times in counted if times)
+    return f"{used}: what was asked and found there, the guard did not see" if used else ""
+
+
 def _describe_assumed(made: Receipt) -> str:
     """Say what was charged at its maximum, because it was sent and no usage came back."""
     silent = [line for line in made.requests if line.outcome != "ok" and line.cost_usd and line.usage is None]
@@ -66,6 +74,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
             for over in made.overruns
         ),
         ("not seen", UNSEEN.get(made.kind, "")),
+        ("run by the provider", _describe_provider_tools(made)),
         *(("in doubt", call) for call in made.in_doubt),
         *(("unknown", f"{call}: it is unknown whether it was done") for call in made.unknown_calls),
         ("not read", format_count(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),

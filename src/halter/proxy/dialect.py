@@ -53,8 +53,6 @@ ENVELOPE_TOKENS: Final = 1024
 """What a provider may add to a request, for its tools and around its messages."""
 IMAGE_TOKENS: Final = 20_000
 """More than any provider counts for one image."""
-SEARCH_TOKENS: Final = 20_000
-"""What the results of one search may add to the input."""
 
 _LONG_CACHE: Final = re.compile(rb'"ttl"\s*:\s*"1h"')
 _NAMED_CONTENT: Final = re.compile(
@@ -185,7 +183,7 @@ class ModelCall(msgspec.Struct, frozen=True):
             size += sum(IMAGE_TOKENS - len(image) for image in _find_images(body))
         size = max(size, ENVELOPE_TOKENS)
         if self.searches:
-            size = (self.searches + 1) * (size + self.searches * SEARCH_TOKENS)
+            size = RequestExtras(searches=self.searches).bound_input(size)
         return size * (2 if self.compacts else 1)
 
     def limited_to(self, tokens: int, window: int, *, new_name: bool = True) -> bytes:

@@ -412,6 +412,7 @@ class PromptMasker:
             tools=last.masked_tools,
             max_output_tokens=prompt.max_output_tokens,
             facts=facts,
+            provider_tools=prompt.provider_tools,
         )
 
     def parts(self, parts: tuple[_P, ...]) -> tuple[_P, ...]:

@@ -235,7 +235,7 @@ class AgentOptions(ProgramOptions, total=False):
     `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide. `agents`
     are those whom the model can ask: agents, or what their `as_tool` returns. `mcp_servers` are servers of tools by
     name, each as in `.mcp.json`. With `native_output`, an answer of an `output_type` is held to its form by the
-    provider, where it can be.
+    provider, where it can be. `provider_tools` are those that the provider runs itself, unseen by the guard.
     """
 
     model: str | Model
@@ -246,6 +246,7 @@ class AgentOptions(ProgramOptions, total=False):
     tool_calls: str
     temperature: float
     thinking: Literal["off", "low", "medium", "high"]
+    provider_tools: Mapping[str, Mapping[str, Any]]
     reflex: Sequence[Any]
     limits: Mapping[str, Any]
     waits: "WaitListener"
@@ -254,7 +255,7 @@ class AgentOptions(ProgramOptions, total=False):
     native_output: bool
 
 
-KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "thinking", "reflex")
+KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "thinking", "provider_tools", "reflex")
 
 
 class Agent(AgentProgram):

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from halter.config.resolve import redact_definition
-from halter.core.agent_spec import REFLEX, SCRIPTED, ModelPurpose
+from halter.core.agent_spec import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
@@ -144,9 +144,19 @@ class AgentContext(msgspec.Struct, frozen=True):
             )
         for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
             self.models.named(name)
+        if mind.provider_tools:
+            self._demand_provider_tools(mind)
         for name in VERBS:
             if name in self.agent.tools:
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
+
+    def _demand_provider_tools(self, mind: BrainSpec) -> None:
+        from halter.models.wire import WireModel, explain_missing_tools
+
+        for model in map(self.models.named, (mind.model, *mind.fallback_models)):
+            reached = isinstance(model, WireModel)
+            if reached and (why := explain_missing_tools(model.name, model.wire, mind.provider_tools)):
+                raise ConfigError(why)
 
     def model_for(self, purpose: ModelPurpose) -> Model:
         """Returns the model configured for a purpose, or else the agent's own."""

@@ -27,7 +27,9 @@ MAX_DIFFERENCES_SHOWN: Final = 50
 AMOUNTS: Final = ("held_usd", "cost_usd")
 LATER_FIELDS: Final = frozenset({"format", "follows", "because"})
 """Fields that receipts have since 0.8."""
-LATER_MODEL_FIELDS: Final = frozenset({"cache_write_1h_tokens", "web_searches", "audio_tokens", "audio_cached_tokens"})
+LATER_MODEL_FIELDS: Final = frozenset(
+    {"cache_write_1h_tokens", "web_searches", "audio_tokens", "audio_cached_tokens", "code_executions"}
+)
 """Fields that the models of a receipt have since 0.8."""
 
 

@@ -539,6 +539,9 @@ def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
     brake = context.brakes(mode, agent.policy, specs)
     brake.trust(agent.mind.instructions, "the instructions")
     brake.hear_descriptions()
+    if agent.mind.provider_tools:
+        # What a provider's own tools find reaches the model unseen.
+        brake.hear_erased()
     if senses:
         brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
     return brake

@@ -123,6 +123,7 @@ class ModelLine(msgspec.Struct, frozen=True):
     web_searches: int = 0
     audio_tokens: int = 0
     audio_cached_tokens: int = 0
+    code_executions: int = 0
 
 
 class OverrunLine(msgspec.Struct, frozen=True):

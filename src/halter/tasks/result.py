@@ -74,6 +74,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
             sum(each.web_searches for each in used),
             sum(each.audio_tokens for each in used),
             sum(each.audio_cached_tokens for each in used),
+            sum(each.code_executions for each in used),
         )
 
     @property
