@@ -25,6 +25,7 @@ from halter.core.clock import DAY, HOUR, SECOND
 from halter.core.events import SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease
+from halter.core.rows import SessionRow
 from halter.dispatch.dispatcher import EmbeddedDispatcher, Sessions
 from halter.dispatch.heartbeat import keep_leases
 from halter.guard.ledger import Ledger
@@ -106,7 +107,7 @@ class Dispatched:
         self.late: list[float] = []
         self.all_woken = asyncio.Event()
 
-    async def attend(self, lease: Lease) -> None:
+    async def attend(self, lease: Lease, _: SessionRow) -> None:
         self.late.append((CLOCK.now() - self.due_at) / 1000)
         await wakes(self.store, lease, CLOCK.now() + 2 * DAY)
         if len(self.late) == DUE:

@@ -14,7 +14,7 @@ from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, s
 from halter.core.money import Charge, Leg
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticket, Write
 from halter.core.project import rows_of_hold
-from halter.core.rows import HoldRow, WorkerRow
+from halter.core.rows import HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
 from halter.journal.engine import Engine, StoreView, load_queries, to_psycopg_parameters
@@ -284,7 +284,7 @@ async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url
     await store.beat(worker)
     before, taken = engine.round_trips, asyncio.get_running_loop().create_future()
 
-    async def wake(lease: Lease) -> None:
+    async def wake(lease: Lease, _: SessionRow) -> None:
         await store.commit(lifecycle.wake_session(lease, "woken", "timer", 0))
         if not taken.done():
             taken.set_result(engine.after_commit - before)

@@ -14,7 +14,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, Store, Ticket
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.dispatcher import CLAIMED_AT_ONCE, DistributedDispatcher, Sessions, quarantine_session
+from halter.dispatch.dispatcher import CLAIMED_AT_ONCE, AttendLease, DistributedDispatcher, Sessions, quarantine_session
 from halter.dispatch.heartbeat import keep_leases
 from halter.runtime.supervisor import turn_on
 from halter.runtime.worker import MAX_TAKEOVERS
@@ -25,8 +25,6 @@ from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import dispatcher
 
 pytestmark = pytest.mark.both_dispatchers
-
-Attend = Callable[[Lease], Awaitable[None]]
 
 
 async def row(world: World, session: str) -> SessionRow:
@@ -50,7 +48,7 @@ class Sleeper:
         self.inside: Counter[str] = Counter()
         self.most_inside: Counter[str] = Counter()
 
-    async def __call__(self, lease: Lease) -> None:
+    async def __call__(self, lease: Lease, _: SessionRow) -> None:
         self.attended.append((lease.session, moment(self.world.now)))
         for name in (lease.session, "all"):
             self.inside[name] += 1
@@ -72,7 +70,7 @@ class Sleeper:
 
 
 async def works(
-    world: World, attend: Attend, worker: str = "up", agents: Sequence[str] = ("desk",), *, together: int = 200
+    world: World, attend: AttendLease, worker: str = "up", agents: Sequence[str] = ("desk",), *, together: int = 200
 ) -> None:
     """Be a process that runs the sessions of some agents."""
     store: Store = world.store.patient(world.clock)
@@ -129,12 +127,12 @@ class Breaks(Sleeper):
         self.times = times
         self.tried: list[str] = []
 
-    async def __call__(self, lease: Lease) -> None:
+    async def __call__(self, lease: Lease, found: SessionRow) -> None:
         if lease.session == self.session:
             self.tried.append(moment(self.world.now))
             if len(self.tried) <= self.times:
                 raise ValueError(f"number {len(self.tried)} of hunter2")
-        await super().__call__(lease)
+        await super().__call__(lease, found)
 
 
 async def failures(world: World, session: str) -> list[AttendingFailed]:

@@ -1,7 +1,7 @@
 """A session that runs and does nothing is paused, then halted; whatever works, rests or is written to is left alone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from halter.core.messages import Text
 from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Store, Write, offload_body
 from halter.core.rows import HoldRow, SessionRow
-from halter.dispatch.dispatcher import Sessions
+from halter.dispatch.dispatcher import AttendLease, Sessions
 from halter.dispatch.heartbeat import IdleLimits, is_idle_too_long, is_pause_over, keep_leases
 from halter.guard.ledger import ActualResult
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
@@ -40,7 +40,6 @@ from tests.story.test_autonomy import DESK, PRICES, sleep
 
 pytestmark = pytest.mark.both_dispatchers
 
-Attend = Callable[[Lease], Awaitable[None]]
 IDLE = 5 * MINUTE
 
 
@@ -48,7 +47,7 @@ def allowed(_: str, flight: InFlight) -> int:
     return MINUTE if flight.is_call else MODEL_REQUEST_TIMEOUT
 
 
-async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int = IDLE) -> None:
+async def works(world: World, attend: AttendLease, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = world.store.patient(world.clock)
     async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
@@ -82,7 +81,7 @@ class Hangs:
         self.attended: list[str] = []
         self.stopped = 0
 
-    async def __call__(self, lease: Lease) -> None:
+    async def __call__(self, lease: Lease, _: SessionRow) -> None:
         self.attended.append(moment(self.world.now))
         found = await row(self.world, lease.session)
         if found.state != "RUNNING":

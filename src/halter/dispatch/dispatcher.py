@@ -55,8 +55,9 @@ CLOCK_UNCERTAINTY: Final = SECOND // 50
 """How far off the store's time may be as it is known here."""
 
 
-class _Due(msgspec.Struct, frozen=True):
+class _NextLook(msgspec.Struct, frozen=True):
     due_at: int | None
+    lapses_at: int | None
 
 
 async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_most: int = DUE_POLLING_INTERVAL) -> int:
@@ -65,9 +66,9 @@ async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_mos
     A process that only estimates the store's time may come a little early, so it looks again a little later.
     """
     now, unsure = clock.now(), CLOCK_UNCERTAINTY if isinstance(clock, StoreClock) else 0
-    (due,) = await store.ask(Query("next_due", _Due, {"now": now - unsure}))
-    (lapse,) = await store.ask(Query("next_lapse", _Due, {"now": now - unsure, "worker": worker}))
-    moments = [at for at in (due.due_at, None if lapse.due_at is None else lapse.due_at + 1) if at is not None]
+    (next_look,) = await store.ask(Query("next_look", _NextLook, {"now": now - unsure, "worker": worker}))
+    lapse = None if next_look.lapses_at is None else next_look.lapses_at + 1
+    moments = [at for at in (next_look.due_at, lapse) if at is not None]
     return min([at_most, *(max(unsure // 4, at - now) for at in moments)])
 
 
@@ -83,8 +84,8 @@ SESSION_RETRY_DELAY: Final = SECOND // 4
 WATCHDOG_INTERVAL: Final = 60 * SECOND
 """Interval of the search for idle sessions, and how long one may take to stop."""
 
-AttendLease = Callable[[Lease], Awaitable[None]]
-"""Runs a session until it rests or ends."""
+AttendLease = Callable[[Lease, SessionRow], Awaitable[None]]
+"""Runs a session, whose row was read under its lease, until it rests or ends."""
 Redact = Callable[[str], str]
 
 
@@ -272,8 +273,10 @@ class Sessions:
         session = lease.session
         while True:
             try:
-                if not await self._outwaited(lease):
-                    await self._attend(lease)
+                (row,) = await self.store.ask(Query("session", SessionRow, {"session": session}))
+                # One that was paused for being idle, and got no message since, is over.
+                if not await halt_idle_session(self.store, self.clock, row, lease):
+                    await self._attend(lease, row)
             except LeaseLost:
                 self._failures.pop(session, None)
                 return
@@ -294,11 +297,6 @@ class Sessions:
             else:
                 self._failures.pop(session, None)
                 return
-
-    async def _outwaited(self, lease: Lease) -> bool:
-        """Ends a session that was paused for being idle and got no message since."""
-        (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
-        return await halt_idle_session(self.store, self.clock, row, lease)
 
     async def _left_alone(self, lease: Lease, failures: int, error: str, now: int) -> bool:
         """Quarantines a session; returns whether this worker is done with it."""

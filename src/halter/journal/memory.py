@@ -356,12 +356,11 @@ class MemoryEngine:
             if name == "meta":
                 said = {"schema": str(list_migrations("sqlite")[-1][0]), "store": self._store}
                 return [{"name": each, "value": value} for each, value in said.items()]
-            if name == "next_lapse":
-                lapse = self._leasing.next_lapse(self._session_rows(), params["worker"], params["now"])
-                return [{"due_at": lapse}]
-            if name == "next_due":
-                due = (row.due_at for row in self._session_rows() if row.owner == NO_OWNER and row.due_at is not None)
-                return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]
+            if name == "next_look":
+                rows, now = self._session_rows(), params["now"]
+                due = (row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None)
+                lapse = self._leasing.next_lapse(rows, params["worker"], now)
+                return [{"due_at": min((at for at in due if at > now), default=None), "lapses_at": lapse}]
             if self._mirror is None:
                 self._mirror = self._whole_mirror()
             else:

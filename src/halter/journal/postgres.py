@@ -82,8 +82,7 @@ class PostgresView:
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         with translate_errors(self._address):
-            query = to_psycopg_parameters(load_queries("queries.sql")[name]).encode()
-            return self._connection.execute(query, params, binary=True).fetchall()
+            return self._connection.execute(_get_query(name), params, binary=True).fetchall()
 
     def get(self, digest: Digest) -> bytes | None:
         with translate_errors(self._address):
@@ -99,7 +98,12 @@ class PostgresView:
 
 def run_postgres_query(connection: PgConnection, name: str, params: Mapping[str, Any]) -> list[dict[str, Any]]:
     with connection.cursor(row_factory=dict_row, binary=True) as cursor:
-        return cursor.execute(to_psycopg_parameters(load_queries("queries.sql")[name]).encode(), params).fetchall()
+        return cursor.execute(_get_query(name), params).fetchall()
+
+
+@cache
+def _get_query(name: str) -> bytes:
+    return to_psycopg_parameters(load_queries("queries.sql")[name]).encode()
 
 
 def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None:

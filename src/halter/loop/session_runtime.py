@@ -232,19 +232,23 @@ class SessionRuntime:
             self._looking_back = self._looking_back or asyncio.Event()
             await self._looking_back.wait()
 
-    async def take_up(self) -> Sequence[Stored]:
-        """Load all events, and settle what a crash left in doubt."""
+    async def take_up(self, row: SessionRow | None = None) -> Sequence[Stored]:
+        """Load all events, and settle what a crash left in doubt.
+
+        `row` is the session's, if it was just read under its lease.
+        """
         events = await self.look_back()
         past, doubts = self.state, self._doubts or ()
+        since: Sequence[Stored] = ()
         if self.lease.generation > 1:
-            await self._woken()
+            since = await self._woken(row=row)
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        if doubts or self.lease.generation > 1:
+        if doubts:
             since = await self.events(past.head)
-            events += since
-            past = reduce(fold, since, past)
+        events += since
+        past = reduce(fold, since, past)
         self.spent = past.spent
         self.overrun = has_overrun(events)
         if self.lease.generation > 1:
@@ -502,11 +506,11 @@ class SessionRuntime:
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
-    async def wake(self) -> None:
-        """Resume a session that rested in this process."""
+    async def wake(self, row: SessionRow | None = None) -> None:
+        """Resume a session that rested in this process; `row` as in `take_up`."""
         self._rests += 1
         self.rested_at = self._seen
-        await self._woken()
+        await self._woken(row=row)
         await self._look_at_cap()
 
     async def ensure_running(self) -> None:
@@ -611,13 +615,14 @@ class SessionRuntime:
                 )
         return True
 
-    async def _woken(self, cause: WakeCause | None = None) -> None:
-        """Record that the session resumes, with its inbox read up to now."""
-        inbox_head = (await self._row()).inbox_head
+    async def _woken(self, cause: WakeCause | None = None, *, row: SessionRow | None = None) -> Sequence[Stored]:
+        """Record that the session resumes, with its inbox read up to now; return the events of that."""
+        inbox_head = (row or await self._row()).inbox_head
         cause, self._seen = cause or await self._cause(inbox_head), inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
-        await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
+        committed = await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
+        return committed.events
 
     async def recovered(self) -> None:
         """Record that a model answers again."""

@@ -238,21 +238,15 @@ class Supervisor:
     def _idle_halt(self, agent: str) -> int:
         return self.agents[agent].context.agent.tasks.idle_halt
 
-    async def _attend(self, lease: Lease) -> None:
-        row = await self._row(lease.session)
-        await self.agents[row.agent].attend(lease, row, self._sessions.stays, self._waits)
-        after = await self._row(lease.session)
-        if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
+    async def _attend(self, lease: Lease, row: SessionRow) -> None:
+        came = await self.agents[row.agent].attend(lease, row, self._sessions.stays, self._waits)
+        if came is None or came.over or came.state in ("WAITING_FOR_INPUT", "PAUSED"):
             # Notify at once: a person may have to act.
             self._waits()
 
     def _waits(self) -> None:
         self._tellable = True
         self._news.set()
-
-    async def _row(self, session: str) -> SessionRow:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": session}))
-        return row
 
     async def _keep(self) -> None:
         """Checks every agent: at the start, when a person acted or a session ended, and at intervals."""

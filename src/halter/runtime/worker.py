@@ -97,18 +97,17 @@ class AutonomousAgent:
         row: SessionRow,
         stays: Callable[[SessionId], None] = lambda _: None,
         waits: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Runs a session until it rests; one with sensors until it ends.
+    ) -> Conclusion | None:
+        """Runs a session until it rests; one with sensors until it ends. Returns where it has come to, if known.
 
-        `waits` is called when a person has to decide.
+        `row` was read under the lease. `waits` is called when a person has to decide.
         """
         made = self._remembered(lease)
         if made is not None:
-            await self._visited(made, lease)
-            return
+            return await self._visited(made, lease, row)
         if await is_playbook_run(self.context, row):
             await run_leased_playbook(self.context, lease)
-            return
+            return None
         watching = LoopObserver(listen=lambda chunk: self._heard(lease.session, chunk))
         resident = self._resident and row.kind == "autonomous"
         sensed = make_fetch_tools(self.context) if resident else None
@@ -117,24 +116,24 @@ class AutonomousAgent:
         )
         made.running.troubled = waits
         if lease.generation > MAX_TAKEOVERS and await self._kills(made, lease):
-            return
+            return None
         if not resident:
-            await self._visited(made, lease)
-            return
+            return await self._visited(made, lease, row)
         stays(lease.session)
         self.snapshots[lease.session] = made.aware.hot.snapshot
         try:
-            await self._inhabited(made, row, lease)
+            return await self._inhabited(made, row, lease)
         finally:
             self.snapshots.pop(lease.session, None)
 
-    async def _visited(self, made: LiveSession, lease: Lease) -> None:
+    async def _visited(self, made: LiveSession, lease: Lease, row: SessionRow) -> Conclusion:
         """Runs a session until it rests, and keeps it in memory: it may wake here again."""
-        if (await made.conversation.attend()).over:
-            return
-        self._resting[lease.session] = (lease.generation, made)
-        while len(self._resting) > MAX_REMEMBERED_SESSIONS:
-            self._resting.pop(next(iter(self._resting)))
+        came = await made.conversation.attend(row)
+        if not came.over:
+            self._resting[lease.session] = (lease.generation, made)
+            while len(self._resting) > MAX_REMEMBERED_SESSIONS:
+                self._resting.pop(next(iter(self._resting)))
+        return came
 
     def _remembered(self, lease: Lease) -> LiveSession | None:
         """Returns a session kept in memory if no other worker had it since: its history need not be read."""

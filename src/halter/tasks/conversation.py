@@ -17,6 +17,7 @@ from halter.core.errors import HalterError
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored
+from halter.core.rows import SessionRow
 from halter.core.spec import Phase
 from halter.core.text import from_body, join_names
 from halter.core.tools import ToolSpec
@@ -143,9 +144,12 @@ class Conversation:
         self._task: Stored | None = None
         self._seen = 0
 
-    async def attend(self) -> Conclusion:
-        """Gives the session its turns until it rests or ends; what was done is recorded even if it is stopped."""
-        await self._take_up()
+    async def attend(self, row: SessionRow | None = None) -> Conclusion:
+        """Gives the session its turns until it rests or ends; what was done is recorded even if it is stopped.
+
+        `row` is the session's, if it was just read under its lease.
+        """
+        await self._take_up(row)
         try:
             while True:
                 turn = self._loop.turn
@@ -170,13 +174,13 @@ class Conversation:
             came = await self._rested(Park("WAITING_FOR_INPUT"))
         return came
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, row: SessionRow | None) -> None:
         """Loads the session's events from the journal, or keeps those from before the rest."""
         if self._task is not None:
-            await self._running.wake()
+            await self._running.wake(row)
             self._loop.wake()
             return
-        events = await self._running.take_up()
+        events = await self._running.take_up(row)
         self._task = events[0]
         await self._loop.recall(events)
         if not self._loop.turn.over:

@@ -223,14 +223,11 @@ SELECT * FROM fleet_policy ORDER BY scope;
 -- The hot state that a session was last seen with.
 SELECT at, data FROM snapshots WHERE session = :session;
 
--- name: next_due
--- When the next session without an owner is due.
-SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
-
--- name: next_lapse
--- When the leases of another worker run out that has any, unless it renews them.
-SELECT MIN(w.alive_until) AS due_at FROM workers w WHERE w.alive_until >= :now AND w.worker <> :worker
-    AND EXISTS (SELECT 1 FROM sessions s WHERE s.owner = w.worker AND s.owner <> '');
+-- name: next_look
+-- When the next session without an owner is due, and when the leases of another worker run out that has any.
+SELECT (SELECT MIN(due_at) FROM sessions WHERE owner = '' AND due_at > :now) AS due_at,
+    (SELECT MIN(w.alive_until) FROM workers w WHERE w.alive_until >= :now AND w.worker <> :worker
+        AND EXISTS (SELECT 1 FROM sessions s WHERE s.owner = w.worker AND s.owner <> '')) AS lapses_at;
 
 -- name: owned_by
 -- What a worker owns.
