@@ -86,7 +86,8 @@ frameworks: setup
 	@for pins in tests/adapters/requirements/*.txt; do name=$$(basename $$pins .txt); \
 		$(MAKE) --no-print-directory setup VENV=.frameworks/$$name && \
 		.frameworks/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$pins && \
-		.frameworks/$$name/bin/python -m pytest -k $$name tests/adapters/test_$$name.py tests/adapters/test_kill.py || exit; done
+		.frameworks/$$name/bin/python -m pytest -k $$name tests/adapters/test_$$name.py tests/adapters/test_kill.py \
+			tests/docs/test_framework_pages.py || exit; done
 
 # The wheel and the source archive, and an agent that runs from the wheel alone.
 dist: setup

@@ -37,12 +37,18 @@ class Forked(Exception):
         self.streams = streams
 
 
+def import_early(name: str) -> None:
+    """Import what programs may need. Beside a framework some libraries are too old: what needs them says so itself."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+
+
 def preload() -> None:
     import halter
 
     for module in pkgutil.walk_packages(halter.__path__, "halter."):
         if not module.name.startswith(HEAVY) and not module.name.endswith(("__main__", "_program")):
-            importlib.import_module(module.name)
+            import_early(module.name)
     for name in ("cel", "genai_prices", "psycopg", "httpx", "rich.console", "rich.table", "typer.rich_utils"):
         importlib.import_module(name)
     # What starts processes of its own asks how this one was started.
@@ -78,7 +84,7 @@ def serve(listener: socket.socket) -> None:
                 connection, _ = listener.accept()
                 request, streams = receive(connection)
                 for name in request.get("imports", ()):
-                    importlib.import_module(name)
+                    import_early(name)
                 pid = os.fork()
                 if pid == 0:
                     raise Forked(request, streams)

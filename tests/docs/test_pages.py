@@ -1,9 +1,6 @@
 """Every command and every example of the documentation is tried out, as a reader would."""
 
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,13 +8,13 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from halter.cli import build
-from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.pages import Page, all_pages
 from tests.docs.reading import WITH_A_MODEL, Reader, commands_of
-from tests.docs.terminal import Terminal
 
 PAGES = all_pages()
 SHOWN = {"yaml", "json", "python", "console", "sh", "text", "ini", "nginx", "html"}
 
+IN_FRAMEWORKS = "it needs the framework; tests/docs/test_framework_pages.py runs it in `make frameworks`"
 NOT_RUN = {
     "README.md": ["it installs, and runs until you stop it", "installs from the network"],
     "docs/demo.md": [
@@ -36,13 +33,9 @@ NOT_RUN = {
         "needs a PostgreSQL server; tests/docs/test_deploy_page.py has one",
         "needs root",
     ],
-    "docs/how-to/claude-sdk.md": [
-        "it starts Claude Code; tests/adapters/test_claude_sdk.py runs the same with a made-up provider"
-    ],
-    "docs/how-to/crewai.md": ["it asks a real model; tests/adapters/test_crewai.py runs the same with a made-up one"],
-    "docs/how-to/google-adk.md": [
-        "it asks a real model; tests/adapters/test_google_adk.py runs the same with a made-up one"
-    ],
+    "docs/how-to/claude-sdk.md": [IN_FRAMEWORKS],
+    "docs/how-to/crewai.md": [IN_FRAMEWORKS],
+    "docs/how-to/google-adk.md": [IN_FRAMEWORKS],
     "docs/how-to/sdk-clients.md": [
         "it asks a real model; tests/adapters/test_sdk_clients.py runs the same with a made-up one"
     ],
@@ -59,15 +52,6 @@ NOT_RUN = {
     "docs/tutorial.md": ["needs the key of a provider"],
 }
 """The blocks that cannot run in a test, by page, each with its reason."""
-
-
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    terminal = Terminal(tmp_path)
-    yield Reader(terminal, tmp_path)
-    terminal.close()
 
 
 @pytest.mark.timeout(120)
