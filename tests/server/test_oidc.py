@@ -14,9 +14,13 @@ from msgspec.structs import replace
 from halter.channels.serve import connect_directly
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ConfigError
-from halter.core.ids import name_signed_on_person
+from halter.core.ids import FLEET, name_signed_on_person
+from halter.core.ports import read_stream
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.guard.judge import are_two_people
+from halter.operations.desk import Desk, Who
+from halter.operations.queries import audit_page
+from halter.present.events import summarize_event
 from halter.runtime.feed import Bus
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.oidc import OidcSignOn, make_oidc_sign_on
@@ -133,6 +137,64 @@ async def test_a_person_signs_on_and_logs_out(inn: Inn) -> None:
         assert (out.status_code, await who(browser)) == (303, 401)
     assert inn.provider.asked["code_challenge_method"] == "S256"
     assert inn.provider.asked["scope"] == "openid profile email"
+
+
+async def audited(inn: Inn) -> list[tuple[str, str, str, str]]:
+    entries = await audit_page(Desk(inn.app, Who("root")), tool=f"sign_on {urlsplit(inn.provider.issuer).netloc}")
+    return [(one.tool, one.outcome, one.decided_by, one.capability_level) for one in reversed(entries)]
+
+
+async def test_each_login_and_each_refusal_is_in_the_audit_and_no_token_in_the_journal(inn: Inn) -> None:
+    given: list[str] = []
+    sign = inn.provider.sign
+
+    def note(claims: Mapping[str, Any]) -> str:
+        given.append(sign(claims))
+        return given[-1]
+
+    inn.provider.sign = note
+    name, via = (
+        name_signed_on_person("ada@example.com", inn.provider.issuer, "ada-1"),
+        f"sign_on {urlsplit(inn.provider.issuer).netloc}",
+    )
+    async with inn.browser() as browser:
+        await log_in(browser)
+        inn.provider.person = {"sub": "eve-1", "email": "eve@example.com", "groups": ["guests"]}
+        refused = await log_in(browser)
+        assert "You are in no group that has a role here" in refused.text
+        inn.provider.forge = lambda claims: {**claims, "aud": "another"}
+        await log_in(browser)
+        await log_in(browser)
+    eve = f"{inn.provider.issuer}#eve-1"
+    assert await audited(inn) == [
+        (via, "ok", name, "approver"),
+        (via, "no_role", eve, ""),
+        (via, "invalid_token", "", ""),
+    ]
+    events = await read_stream(inn.app.store, FLEET)
+    kept = b"".join(each.facts + (each.body or b"") for each in events)
+    codes = [f"code-{number}" for number in range(4)]
+    assert len(given) == 4
+    assert not any(part.encode() in kept for token in given for part in (*token.split("."), *codes))
+    lines = [summarize_event(each).text for each in events if each.kind in ("person_signed_on", "sign_on_refused")]
+    assert lines[0].startswith(f"{name} signs on by 127.0.0.1:")
+    assert lines[1].endswith(f"{eve}, in no group that has a role")
+
+
+async def test_a_stranger_who_is_refused_again_and_again_does_not_fill_the_journal(inn: Inn) -> None:
+    async with inn.browser() as browser:
+        for number in range(4):
+            back = await visit_provider(browser)
+            state = parse_qs(urlsplit(back).query)["state"][0]
+            said = await browser.get("/login/oidc/callback", params={"state": state, "error": f"denied-{number}"})
+            assert said.status_code == 403
+    assert [outcome for _, outcome, _, _ in await audited(inn)] == ["declined"]
+
+
+async def test_whom_some_agents_belong_to_sees_no_sign_ons(inn: Inn) -> None:
+    async with inn.browser() as browser:
+        await log_in(browser)
+    assert await audit_page(Desk(inn.app, Who("carl", "admin", ("mine",))), text="sign_on") == []
 
 
 async def test_a_logout_ends_the_login_on_the_server_also_for_a_copied_cookie(inn: Inn) -> None:

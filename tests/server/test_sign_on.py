@@ -1,12 +1,16 @@
 """A proxy that is listed says who asks; nobody else does, and who has no group is nobody."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from halter.core.clock import HOUR, MINUTE
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, StoreUnavailable
+from halter.core.events import PersonSignedOn, SignOnRefused
+from halter.core.ids import FLEET
+from halter.core.ports import Store
 from halter.core.spec import SignOnSpec
 from halter.operations.desk import Who
 from halter.server.auth import (
@@ -21,7 +25,8 @@ from halter.server.auth import (
     new_secret,
 )
 from halter.server.middleware import AuthState, ServerLimits
-from halter.server.sign_on import make_proxy_sign_on
+from halter.server.sign_on import SignOnLog, make_proxy_sign_on
+from halter.testing.world import World
 
 NOW = 1_767_225_600_000_000
 SECRET = new_secret(lambda size: b"a" * size)
@@ -127,3 +132,45 @@ def test_an_open_stream_ends_after_its_lifetime_and_no_other_token_is_lent_to_it
     assert checks.count(allowed, NOW + HOUR - MINUTE)
     assert not checks.count(allowed, NOW + HOUR)
     assert not checks.count(Allowed(allowed.token), NOW)
+
+
+async def test_a_proxy_s_people_are_recorded_once_an_hour_and_refusals_with_why(world: World) -> None:
+    log = SignOnLog(world.journal, world.ids, world.clock)
+
+    async def recorded() -> list[PersonSignedOn | SignOnRefused]:
+        kinds = (PersonSignedOn, SignOnRefused)
+        found = [one.event for one in await world.events(FLEET) if isinstance(one.event, kinds)]
+        assert len({event.id for event in found}) == len(found)
+        return [replace(event, id="") for event in found]
+
+    for _ in range(3):
+        await log.record_request(ask(USER, GROUPS), PROXY)
+    nobody = ("x-forwarded-groups", "guests")
+    for _ in range(3):
+        await log.record_request(ask(USER, nobody), PROXY)
+        await log.record_request(ask(), PROXY)
+        await log.record_request(ask(("authorization", f"Bearer {SECRET}")), PROXY)
+    ada = PersonSignedOn(id="", name="ada", role="approver", via="proxy 10.0.0.7", account="ada@example.com")
+    assert await recorded() == [
+        ada,
+        SignOnRefused(id="", via="proxy 10.0.0.7", why="no_role", account="ada@example.com"),
+    ]
+    await log.record_request(ask(USER, ("x-forwarded-groups", "ops")), PROXY)
+    await world.advance(HOUR)
+    await log.record_request(ask(USER, GROUPS), PROXY)
+    assert [event.role for event in await recorded() if isinstance(event, PersonSignedOn)] == [
+        "approver",
+        "operator",
+        "approver",
+    ]
+
+
+async def test_without_the_store_a_proxy_s_request_goes_on_to_say_so(world: World) -> None:
+    class Away:
+        async def commit(self, _: Any) -> Any:
+            raise StoreUnavailable("The store is away.")
+
+    log = SignOnLog(cast("Store", Away()), world.ids, world.clock)
+    await log.record_request(ask(USER, GROUPS), PROXY)
+    with pytest.raises(StoreUnavailable):
+        await log.record_login(ask(USER, GROUPS), "provider")

@@ -35,7 +35,7 @@ from halter.cli.exit_codes import EXIT_USAGE
 from halter.cli.output import answer_json, answer_line, encode_json_line, say
 from halter.cli.terminal import ProgressListener, patience, share
 from halter.core.errors import ConfigError
-from halter.core.ids import StreamId, is_inbox, session_of
+from halter.core.ids import FLEET, StreamId, is_inbox, session_of
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
 from halter.core.text import format_count
 from halter.operations import queries
@@ -297,7 +297,8 @@ async def _follow_audit(app: Runtime, back: int, wanted: AuditFilter, put: Write
 
 
 def _has_calls(stream: StreamId) -> bool:
-    return session_of(stream) is not None and not is_inbox(stream)
+    """Whether a stream has what the audit lists; sign-ons are in the fleet's."""
+    return stream == FLEET or (session_of(stream) is not None and not is_inbox(stream))
 
 
 async def _put_past(app: Runtime, wanted: AuditFilter, put: WriteEntries) -> Collection[tuple[str, int]]:

@@ -67,6 +67,7 @@ from halter.core.vocabulary import (
     RiskLevel,
     RuleScope,
     SessionKind,
+    SignOnRefusal,
     State,
     TurnEnd,
     Verdict,
@@ -485,6 +486,30 @@ class StoreAccepted(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class PersonSignedOn(Event, frozen=True, kw_only=True):
+    """A person was let in whom a provider or a proxy named, `via` it. `account` is what they are called there."""
+
+    KIND: ClassVar[str] = "person_signed_on"
+
+    id: str
+    name: str
+    role: str
+    via: str
+    account: str = ""
+    agents: tuple[str, ...] = ()
+
+
+class SignOnRefused(Event, frozen=True, kw_only=True):
+    """A person was not let in whom a provider or a proxy named, or would not name."""
+
+    KIND: ClassVar[str] = "sign_on_refused"
+
+    id: str
+    via: str
+    why: SignOnRefusal
+    account: str = ""
+
+
 class Unknown(msgspec.Struct, frozen=True):
     """An event of a kind or version that this program does not know: shown and verified, never folded."""
 
@@ -531,6 +556,8 @@ SessionEvent = (
     | FleetPolicyAdopted
     | BodiesErased
     | StoreAccepted
+    | PersonSignedOn
+    | SignOnRefused
     | PhaseEntered
     | ContextGiven
     | HistoryGiven

@@ -380,6 +380,8 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
             | ev.StoreAccepted()
         ):
             pass
+        case ev.PersonSignedOn() | ev.SignOnRefused():
+            known.put(_audit_sign_on(event, place))
         case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
             pass  # By `project_event`.
         case _:
@@ -676,6 +678,27 @@ def _make_audit_row(
         shows_result=shows_result,
         asked_seq=place.seq,
         settled_seq=settled_seq,
+    )
+
+
+def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, place: EventPlace) -> AuditRow:
+    entered = isinstance(event, ev.PersonSignedOn)
+    return AuditRow(
+        call=event.id,
+        session="",
+        agent="",
+        tool=f"sign_on {event.via}",
+        capability_level=event.role if entered else "",
+        risk_level="",
+        decision="",
+        decided_by=event.name if entered else event.account,
+        outcome="ok" if entered else event.why,
+        cost_usd=0,
+        duration_ms=0,
+        created_at=place.at,
+        shows_result=0,
+        asked_seq=place.seq,
+        settled_seq=place.seq,
     )
 
 

@@ -61,6 +61,7 @@ DecisionKind = Literal[
     "approval", "unknown_call", "cap_raise", "changed_tool", "changed_server", "proposal", "schedule"
 ]
 Verdict = Literal["approve", "deny", "edit"]
+SignOnRefusal = Literal["no_role", "no_person", "declined", "invalid_token"]
 RuleScope = Literal["session", "agent", "fleet"]
 TerminalReason = Literal[
     "completed",

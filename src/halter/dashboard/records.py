@@ -516,7 +516,8 @@ def _audit_row(room: OpenPage, one: AuditEntry) -> None:
         with add_box("td", "h-short"):
             room.add_moment(one.created_at)
         with add_box("td"):
-            add_link(one.agent, f"/agent/{one.agent}")
+            if one.agent:
+                add_link(one.agent, f"/agent/{one.agent}")
         with add_box("td"):
             add_text(one.tool, "h-what")
             add_text(f"{one.capability_level} {one.risk_level}".strip().capitalize(), "h-dim h-small")
@@ -528,7 +529,8 @@ def _audit_row(room: OpenPage, one: AuditEntry) -> None:
         add_cell(list_arguments(one.input_summary), "h-said-short")
         add_cell(list_arguments(one.output_summary), "h-said-short")
         with add_box("td"):
-            add_link(shorten_id(one.session), f"/session/{one.session}")
+            if one.session:
+                add_link(shorten_id(one.session), f"/session/{one.session}")
 
 
 LINES = "application/x-ndjson"

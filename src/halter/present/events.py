@@ -51,6 +51,7 @@ from halter.core.events import (
     NotificationSent,
     OverrunIncurred,
     PairingOffered,
+    PersonSignedOn,
     PhaseEntered,
     PrecedentProposed,
     ProposalDecided,
@@ -70,6 +71,7 @@ from halter.core.events import (
     SessionResumed,
     SessionStarted,
     SessionWoken,
+    SignOnRefused,
     StoreAccepted,
     ToolPinned,
     TriggerEnded,
@@ -87,6 +89,7 @@ from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
 from halter.core.ports import Stored
 from halter.core.text import clean, format_count, from_body, shorten
+from halter.core.vocabulary import SignOnRefusal
 from halter.guard.brake import describe_flaw
 from halter.loop.decide import ASK_USER, YIELD
 from halter.state.channel import hide_topic
@@ -178,6 +181,8 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
             return _summarize_task(event)
         case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
             return _summarize_control(event)
+        case PersonSignedOn() | SignOnRefused():
+            return _summarize_sign_on(event)
         case Unknown():
             return from_body(event.facts)
 
@@ -498,6 +503,22 @@ def _summarize_control(
             return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
         case StoreAccepted():
             return f"by {event.by}{_because(event.reason)}. {event.lacks}"
+
+
+SIGN_ON_REFUSALS: Final[Mapping[SignOnRefusal, str]] = {
+    "no_role": "in no group that has a role",
+    "no_person": "no name that could be a person's",
+    "declined": "the provider did not sign them on",
+    "invalid_token": "an ID token that is not valid",
+}
+
+
+def _summarize_sign_on(event: PersonSignedOn | SignOnRefused) -> str | StyledLine:
+    if isinstance(event, SignOnRefused):
+        who = f"{event.account}, " if event.account else ""
+        return StyledLine(f"not let in by {event.via}: {who}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)
+    some = f", for {', '.join(event.agents)}" if event.agents else ""
+    return f"{event.name} signs on by {event.via} ({event.role}{some})"
 
 
 def _format_holds(legs: tuple[Leg, ...]) -> str:

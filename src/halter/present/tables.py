@@ -272,5 +272,5 @@ def describe_audit_entry(each: "AuditEntry") -> str:
     by = f", agreed to by {each.decided_by}" if each.decided_by else ""
     cost = f" {format_usd(each.cost_usd)}" if each.cost_usd else ""
     level = f"{each.capability_level} {each.risk_level}".strip()
-    what = f"{each.agent} {each.tool} ({level}) {each.outcome}{cost}{by}"
-    return f"{format_moment(each.created_at)} {what}  {each.input_summary}"
+    what = f"{each.agent} {each.tool} ({level}) {each.outcome}{cost}{by}".lstrip()
+    return f"{format_moment(each.created_at)} {what}  {each.input_summary}".rstrip()

@@ -30,6 +30,7 @@ import msgspec
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.core.ids import PERSON_NAME, may_decide
+from halter.core.vocabulary import SignOnRefusal
 from halter.operations.desk import ROLES, Role, Who
 from halter.settings import find_logins_file
 
@@ -427,24 +428,28 @@ class Allowed(msgspec.Struct, frozen=True):
     """Let in, with a token unless none is needed; `login` is set where a cookie was used.
 
     `until` is set where a proxy named the person, for as long as a stream may last. A browser may have been made to
-    ask then, as with a cookie.
+    ask then, as with a cookie. `account` is what a proxy or a provider calls them.
     """
 
     token: Token | None = None
     login: Login | None = None
     until: int = 0
+    account: str = ""
 
 
 class AuthRejected(msgspec.Struct, frozen=True):
     """Rejected, with an HTTP status and a sentence. `to_login` redirects a browser to the login page.
 
-    `wrong` says which of token and cookie is unknown.
+    `wrong` says which of token and cookie is unknown, `why` a person was refused whom a proxy or a provider named,
+    and `account` what they are called there.
     """
 
     status: int
     sentence: str
     to_login: bool = False
     wrong: Literal["", "token", "cookie"] = ""
+    why: SignOnRefusal | None = None
+    account: str = ""
 
 
 def make_server_names(host: str, port: int, names: Sequence[str] = ()) -> ServerNames:

@@ -301,6 +301,10 @@ class AuthState:
         return logged_in and who.token is not None and (signed_on or self.keys.counts(who.token))
 
 
+RecordRequest = Callable[[Allowed | AuthRejected, str], Awaitable[None]]
+"""Keeps who was let in and who was not, and from which address."""
+
+
 class ServerMiddleware:
     """Wraps the whole server. Puts the caller into the scope."""
 
@@ -312,8 +316,10 @@ class ServerMiddleware:
         clock: Clock,
         limits: ServerLimits,
         tell: Callable[[str], None] = lambda _: None,
+        record: RecordRequest | None = None,
     ) -> None:
         self._inner = inner
+        self._record = record
         self._door = door
         self._checks = checks
         self._clock = clock
@@ -345,6 +351,8 @@ class ServerMiddleware:
         verdict = self._checks.judge(asked, self._door, locate_scope(scope), self._clock.now())
         if isinstance(verdict, Allowed):
             verdict = self._within_rate(asked, verdict)
+        if self._record is not None and not isinstance(verdict, int):
+            await self._record(verdict, asked.client)
         match verdict:
             case AuthRejected():
                 await send_refusal(scope, send, verdict)

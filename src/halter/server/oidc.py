@@ -28,7 +28,7 @@ from halter.core.usage import is_encrypted_or_local
 from halter.operations.health import Check, combine_checks, fail_check, pass_check
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
-from halter.server.auth import OIDC_CALLBACK, AuthRejected, Token
+from halter.server.auth import OIDC_CALLBACK, Allowed, AuthRejected, Token
 from halter.server.sign_on import MAX_GROUPS, USER_PATTERN, make_group_roles, make_proxy_sign_on
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class OidcSignOn:
         joint = "&" if "?" in provider.authorization_endpoint else "?"
         return BegunLogin(f"{provider.authorization_endpoint}{joint}{urlencode(asks)}", key)
 
-    async def finish(self, keys: Sequence[str], query: bytes, now: int) -> Token | AuthRejected:
+    async def finish(self, keys: Sequence[str], query: bytes, now: int) -> Allowed | AuthRejected:
         """Returns who was signed on, where the browser comes back with the key that it began with."""
         said = parse_callback(query)
         if said is None or len(keys) != 1 or not _is_same(said.get("state", ""), _derive(keys[0], "state")):
@@ -133,9 +133,8 @@ class OidcSignOn:
         if said.get("iss", self._oidc.issuer) != self._oidc.issuer:
             return AuthRejected(400, "Another provider answered than was asked: begin again.")
         if "error" in said or not said.get("code"):
-            return AuthRejected(
-                403, f"{self.provider_name} did not sign you on: {clean(said.get('error', 'no code'))}."
-            )
+            sentence = f"{self.provider_name} did not sign you on: {clean(said.get('error', 'no code'))}."
+            return AuthRejected(403, sentence, why="declined")
         try:
             provider = await self._find_provider(now)
             async with await self._open() as client:
@@ -146,19 +145,19 @@ class OidcSignOn:
         claims = verify_id_token(token, published, self._oidc, _derive(keys[0], "nonce"), now)
         return claims if isinstance(claims, AuthRejected) else self.identify(claims)
 
-    def identify(self, claims: Mapping[str, Any]) -> Token | AuthRejected:
+    def identify(self, claims: Mapping[str, Any]) -> Allowed | AuthRejected:
         """Returns the person whom verified claims name, with the role of their groups."""
         issuer, subject = self._oidc.issuer, claims["sub"]
         if not 0 < len(subject) <= LONGEST_SUBJECT:
-            return AuthRejected(403, "The provider names nobody who could be a person here.")
+            return AuthRejected(403, "The provider names nobody who could be a person here.", why="no_person")
         account = f"{issuer}#{subject}"
         held = self._roles.find(_list_groups(claims.get(self._oidc.groups_claim)))
         if held is None:
             sentence = "You are in no group that has a role here: see `sign_on.roles` in halter.yaml. To the provider"
-            return AuthRejected(403, f"{sentence} you are {clean(account)}.")
+            return AuthRejected(403, f"{sentence} you are {clean(account)}.", why="no_role", account=clean(account))
         role, agents = held
         name = self._people.get(account) or name_signed_on_person(_find_label(claims), issuer, subject)
-        return Token(name, role, "", 0, agents)
+        return Allowed(Token(name, role, "", 0, agents), account=clean(account))
 
     async def _find_provider(self, now: int) -> _Provider:
         if self._known is not None and now < self._known[1]:
@@ -251,10 +250,12 @@ def verify_id_token(
         claims = jwt.decode(token, KeySet.import_key_set(_select_keys(published)), algorithms=ALGORITHMS).claims
         checks.validate(claims)
     except (JoseError, ValueError, TypeError, KeyError) as error:
-        return AuthRejected(403, f"The provider's ID token is not valid here ({clean(str(error))}): begin again.")
+        sentence = f"The provider's ID token is not valid here ({clean(str(error))}): begin again."
+        return AuthRejected(403, sentence, why="invalid_token")
     several = claims["aud"] not in (oidc.client_id, [oidc.client_id])
     if claims.get("azp", "" if several else oidc.client_id) != oidc.client_id:
-        return AuthRejected(403, "The provider's ID token was made for another client: begin again.")
+        sentence = "The provider's ID token was made for another client: begin again."
+        return AuthRejected(403, sentence, why="invalid_token")
     return claims
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from html import escape
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
-from halter.core.errors import ConfigError, explain_extra
+from halter.core.errors import ConfigError, StoreUnavailable, explain_extra
 from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.agents import AgentFolders
@@ -29,6 +29,7 @@ from halter.server.auth import (
     LOGOUT,
     OIDC_CALLBACK,
     OIDC_LOGIN,
+    Allowed,
     AuthRejected,
     IdentifyByProxy,
     Keyring,
@@ -48,6 +49,7 @@ from halter.server.middleware import (
     locate_scope,
 )
 from halter.server.oidc import BEGUN_LIFETIME, OidcSignOn
+from halter.server.sign_on import SignOnLog
 
 if TYPE_CHECKING:
     from halter.server.responses import Feed
@@ -261,7 +263,8 @@ def build_server(
     api.state.site = Site(app, feed, agents or AgentFolders())
     logins = Logins(keys.logins_file, sign_on="" if extras.oidc is None else extras.oidc.bound_to)
     checks = AuthState(keys, logins, extras.limits, extras.by_proxy)
-    add_login(api, door, checks, app.clock, extras.oidc)
+    sign_ons = SignOnLog(app.store, app.ids, app.clock)
+    add_login(api, door, checks, app.clock, sign_ons, extras.oidc)
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
     _add_rest(api)
 
@@ -270,7 +273,7 @@ def build_server(
 
     if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell, agents):
         _add_plain(api)
-    return ServerMiddleware(api, door, checks, app.clock, extras.limits, tell)
+    return ServerMiddleware(api, door, checks, app.clock, extras.limits, tell, sign_ons.record_request)
 
 
 def _add_rest(api: "FastAPI") -> None:
@@ -349,7 +352,9 @@ def make_login_url(base: str, secret: str) -> str:
     return f"{base}{LOGIN}#token={secret}"
 
 
-def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock, oidc: OidcSignOn | None = None) -> None:
+def add_login(
+    api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock, sign_ons: SignOnLog, oidc: OidcSignOn | None
+) -> None:
     """Adds the login page, its files, and its routes."""
     page = (PAGES / "login.html").read_text("utf-8").replace("<!--sign-on-->", _link_to_provider(oidc))
 
@@ -397,7 +402,7 @@ def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock, 
     api.post(LOGOUT, **options)(leave)
     for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
-    _add_oidc(api, door, checks, clock, oidc, shown)
+    _add_oidc(api, door, checks, clock, sign_ons, oidc, shown)
 
 
 def _add_oidc(
@@ -405,6 +410,7 @@ def _add_oidc(
     door: ServerNames,
     checks: AuthState,
     clock: Clock,
+    sign_ons: SignOnLog,
     oidc: OidcSignOn | None,
     shown: Callable[[str, int, int], Response],
 ) -> None:
@@ -428,22 +434,23 @@ def _add_oidc(
         tried = query.decode("latin-1")
         if wait := checks.tokens_tried.wait(place, tried, now):
             return shown(TOO_MANY_REQUESTS, 429, wait)
-        person = await oidc.finish(find_cookies(request.headers.getlist("cookie"), begun), query, now)
-        if isinstance(person, AuthRejected):
+        verdict = await oidc.finish(find_cookies(request.headers.getlist("cookie"), begun), query, now)
+        if isinstance(verdict, AuthRejected):
             checks.tokens_tried.wrong(place, tried, now)
-            response = shown(person.sentence, person.status, 0)
-        else:
-            response = await enter(person, place, oidc.lifetime)
+        response = await enter(verdict, place, oidc)
         response.headers.append("Set-Cookie", f"{begun}=; Max-Age=0; {across}")
         return response
 
-    async def enter(person: Token, place: ClientOrigin, lifetime: int) -> Response:
+    async def enter(verdict: Allowed | AuthRejected, place: ClientOrigin, oidc: OidcSignOn) -> Response:
         try:
-            key = await checks.logins.begin_signed_on(person, clock.now(), lifetime)
-        except ConfigError as error:
+            await sign_ons.record_login(verdict, oidc.provider_name)
+            if isinstance(verdict, AuthRejected):
+                return shown(verdict.sentence, verdict.status, 0)
+            key = await checks.logins.begin_signed_on(cast("Token", verdict.token), clock.now(), oidc.lifetime)
+        except (ConfigError, StoreUnavailable) as error:
             return shown(f"You cannot be logged in: {error}", 503, 0)
         checks.cookies_tried.right(place, key)
-        cookie = f"{door.cookie}={key}; Max-Age={lifetime // SECOND}; {_attributes(secure=secure)}"
+        cookie = f"{door.cookie}={key}; Max-Age={oidc.lifetime // SECOND}; {_attributes(secure=secure)}"
         return Response(SIGNED_ON_PAGE, 200, {"Set-Cookie": cookie}, "text/html")
 
     api.get(OIDC_LOGIN, **_ROUTE)(begin)

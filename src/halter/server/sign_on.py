@@ -8,13 +8,19 @@ request is judged anew. Who is in no known group is nobody here.
 import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import msgspec
 from msgspec import UNSET
 
-from halter.core.errors import ConfigError
+from halter.core.clock import HOUR, Clock
+from halter.core.errors import ConfigError, StoreUnavailable
+from halter.core.events import PersonSignedOn, SignOnRefused
+from halter.core.ids import FLEET, Ids
+from halter.core.ports import Draft, Store, Write
+from halter.core.rows import AuditRow
 from halter.core.spec import SignOnSpec
 from halter.core.tools import substitute_secrets
 from halter.operations.desk import ROLES, Role
@@ -24,6 +30,8 @@ USER_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(@[A-Za-z0-9.
 MAX_GROUPS: Final = 500
 SECRET_HEADER: Final = "x-halter-proxy"  # noqa: S105 It is the name of a header.
 SHORTEST_SECRET: Final = 16
+RECORD_INTERVAL: Final = HOUR
+"""How long the same is not recorded again."""
 
 
 class GroupRoles(msgspec.Struct, frozen=True):
@@ -65,14 +73,14 @@ class ProxySignOn(msgspec.Struct, frozen=True):
         if len(users) > 1:
             return AuthRejected(400, "Say once who you are.")
         if not USER_PATTERN.fullmatch(users[0]):
-            return AuthRejected(403, "The proxy names nobody who could be a person here.")
+            return AuthRejected(403, "The proxy names nobody who could be a person here.", why="no_person")
         name = self.people.get(users[0].lower(), users[0].lower())
         held = self.roles.find(_split_groups(asked.all(self.groups_header)))
         if held is None:
             sentence = f"{name} is in no group that has a role here: see `sign_on.roles` in halter.yaml."
-            return AuthRejected(403, sentence)
+            return AuthRejected(403, sentence, why="no_role", account=users[0])
         role, agents = held
-        return Allowed(Token(name, role, "", 0, agents), until=now + self.lifetime)
+        return Allowed(Token(name, role, "", 0, agents), until=now + self.lifetime, account=users[0])
 
     def _proves(self, shown: Sequence[str]) -> bool:
         return len(shown) == 1 and hmac.compare_digest(shown[0].encode("latin-1"), self.secret.encode())
@@ -110,3 +118,45 @@ def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxyS
         people={user.lower(): name for user, name in spec.people.items()},
         lifetime=spec.lifetime,
     )
+
+
+class SignOnLog:
+    """Records who was let in and who was not.
+
+    A proxy names people with every request, and anyone may be refused at a provider again and again: the same is
+    recorded once an hour. Neither tokens nor texts that a caller chose are recorded; a refusal is one of a few words.
+    """
+
+    def __init__(self, store: Store, ids: Ids, clock: Clock) -> None:
+        self._store = store
+        self._ids = ids
+        self._clock = clock
+        self._known: dict[PersonSignedOn | SignOnRefused, int] = {}
+
+    async def record_login(self, verdict: Allowed | AuthRejected, provider: str) -> None:
+        """Record a login by a provider, before it counts. Raises StoreUnavailable."""
+        await self._record(verdict, provider, always=isinstance(verdict, Allowed))
+
+    async def record_request(self, verdict: Allowed | AuthRejected, client: str) -> None:
+        """Record whom a proxy names. Without the store nothing can be done or seen, so the request goes on."""
+        with suppress(StoreUnavailable):
+            await self._record(verdict, f"proxy {client}", always=False)
+
+    async def _record(self, verdict: Allowed | AuthRejected, via: str, *, always: bool) -> None:
+        event, now = make_sign_on_event(verdict, via), self._clock.now()
+        if event is None or (not always and self._known.get(event, 0) > now):
+            return
+        new = msgspec.structs.replace(event, id=f"sign-on/{self._ids.new()}")
+        await self._store.commit(Write(FLEET, new.id, lambda _: [Draft(new)], [(AuditRow, (new.id,))]))
+        self._known = {each: until for each, until in self._known.items() if until > now}
+        self._known[event] = now + RECORD_INTERVAL
+
+
+def make_sign_on_event(verdict: Allowed | AuthRejected, via: str) -> PersonSignedOn | SignOnRefused | None:
+    """The event of a person whom a proxy or a provider named; None for all else."""
+    if isinstance(verdict, AuthRejected):
+        return SignOnRefused(id="", via=via, why=verdict.why, account=verdict.account) if verdict.why else None
+    if verdict.token is None or not verdict.account:
+        return None
+    who = verdict.token
+    return PersonSignedOn(id="", name=who.name, role=who.role, via=via, account=verdict.account, agents=who.agents)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core.events import CallRefused, CallSettled
+from halter.core.events import CallRefused, CallSettled, PersonSignedOn, SignOnRefused
 from halter.core.ids import Digest
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Store, Stored
@@ -61,7 +61,10 @@ class AuditRecord(msgspec.Struct, frozen=True):
 
 
 def find_concluded_call(stored: Stored) -> str | None:
+    """The row of the audit that an event concludes."""
     match stored.event:
+        case PersonSignedOn(id=call) | SignOnRefused(id=call):
+            return call
         case CallSettled(call=call, audited=True) | CallRefused(call=call):
             return call
         case _:

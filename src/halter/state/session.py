@@ -150,6 +150,8 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             return {}
         case ev.ToolPinned() | ev.AgentSwitched() | ev.FleetPolicyAdopted() | ev.StoreAccepted() | ev.ContextGiven():
             return {}
+        case ev.PersonSignedOn() | ev.SignOnRefused():
+            return {}
         case ev.DocumentRead() | ev.JudgesChosen() | ev.MessageRouted() | ev.HotStateSeen() | ev.HistoryGiven():
             return {}
         case ev.GuardrailTriggered() | ev.AttendingFailed() | ev.SensorChanged():
