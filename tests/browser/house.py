@@ -11,11 +11,13 @@ from typing import Any, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
+from halter.channels.serve import connect_directly
 from halter.config.trust import digest_folder
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
+from halter.core.spec import OidcSpec, SignOnSpec
 from halter.operations import control
 from halter.operations.desk import ROLES, Desk, Who
 from halter.runtime.assemble import open_trust
@@ -23,10 +25,12 @@ from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
-from halter.server.server import ServerExtras, bind, format_address, serve_web
+from halter.server.oidc import make_oidc_sign_on
+from halter.server.server import ServerExtras, bind, format_address, serve_asgi, serve_web
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
 from tests.server.fickle import Fickle
+from tests.server.provider import CLIENT, SECRET, Provider
 
 T = TypeVar("T")
 NAMES = {"admin": "ada"}
@@ -282,13 +286,23 @@ class House:
         for role in ROLES:
             self.secrets[role] = new_secret()
             tokens.add(describe_token(self.secrets[role], NAMES.get(role, role), role, 0))
-        listening = bind(port=0)
+        listening, provided = bind(port=0), bind(port=0)
         self.url = format_address(listening)
-        extras = ServerExtras(tell=self.told.append, folders={"clerk": self.home / "clerk"})
+        # To a browser, this name is another site than the address of the house.
+        self.provider = Provider(f"http://localhost:{provided.getsockname()[1]}", app.clock.now)
+        providing = asyncio.create_task(serve_asgi(self.provider.app, provided))
+        known = OidcSpec(issuer=self.provider.issuer, client_id=CLIENT, url=self.url, client_secret="${secret:CLIENT}")
+        sign_on = SignOnSpec(roles={"leads": "approver", "staff": "viewer"}, oidc=known)
+        extras = ServerExtras(
+            tell=self.told.append,
+            folders={"clerk": self.home / "clerk"},
+            oidc=make_oidc_sign_on(sign_on, {"CLIENT": SECRET}.__getitem__, connect_directly),
+        )
         self.store = Fickle(app.store)
         served = replace(app, store=cast("Any", self.store))
         serving = asyncio.create_task(serve_web(served, listening, Keyring(tokens), bus, extras))
         self._ready.set()
         await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
-        serving.cancel()
-        await asyncio.wait([serving])
+        for task in (serving, providing):
+            task.cancel()
+        await asyncio.wait([serving, providing])
