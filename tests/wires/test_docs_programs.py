@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
 FIRST = re.search(r"## In Python\n+```python\n(.*?)```", README, re.DOTALL)
-BESIDE = re.search(r"```python\n([^`]*import Agent, RunContext.*?)```", README, re.DOTALL)
+BESIDE = re.search(r"```python\n([^`]*halter.adapters.pydantic_ai.*?)```", README, re.DOTALL)
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 BLOCKING = re.search(r"## (A guard without async)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
@@ -84,7 +84,7 @@ async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_pat
 
 async def test_the_guard_goes_around_the_tools_of_another_framework(provider: Any, tmp_path: Path) -> None:
     assert BESIDE is not None
-    for reply in (calls("send", '{"to":"Ada","text":"Thank you."}'), says("I thanked her.")):
+    for reply in (calls("send_letter", '{"to":"Ada","text":"Thank you."}'), says("I thanked her.")):
         reply(provider)
         provider.then()
     audit = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'halter', 'audit', '--store', 'runs.db'])"
