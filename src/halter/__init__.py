@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from halter.tasks.run_events import AnswerDoubted, CallBegan, CallEnded, CapMet, ModelAnswered, PersonAsked
     from halter.tools.function_tool import CallKey, Deps, tool
 
-__version__ = "0.7.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Agent",

@@ -37,7 +37,7 @@ CHANGES = (
     Change("routes", r"( answer\S*\.budgets\[\]\.(?:cap|held|overrun|spent)): integer", r"\1: number", DOLLARS),
     Change("routes", r"( answer\.overruns\[\]\.amount): integer", r"\1: number", DOLLARS),
 )
-"""In the order in which they are applied. The changelog of 0.8.0 names each of them to users."""
+"""In the order in which they are applied. The changelog of 1.0.0 names each of them to users."""
 
 
 def changed(title: str, line: str) -> str:

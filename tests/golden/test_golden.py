@@ -86,7 +86,7 @@ def in_flight(expected: dict[str, Any]) -> set[str]:
 
 
 def test_every_version_of_the_program_has_left_a_golden_journal() -> None:
-    assert {"0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0"} <= set(VERSIONS)
+    assert {"0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "1.0.0"} <= set(VERSIONS)
 
 
 async def test_a_store_of_an_earlier_version_has_no_finding(store: JournalStore) -> None:
