@@ -38,6 +38,7 @@ from agent_framework import (
     ResponseStream,
 )
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -232,12 +233,8 @@ class _GuardedRequests(ChatMiddleware):
             for tool in _as_list(options.get("tools"))
         ]
         sent = msgspec.json.encode([options.get("instructions"), context.messages, tools], enc_hook=_to_plain).decode()
-        await self._session.ask(
-            _name_model(context, options),
-            sent,
-            ask,
-            max_output_tokens=options.get("max_tokens") or self._max_output_tokens,
-        )
+        most = options.get("max_tokens") or self._max_output_tokens
+        await ask_model(self._session, _name_model(context, options), sent, ask, most)
 
 
 def _to_plain(value: Any) -> Any:

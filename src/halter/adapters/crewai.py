@@ -34,6 +34,7 @@ from crewai.llm_overlay import active as overlay_active
 from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
 from crewai.utilities.llm_utils import create_llm
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -356,7 +357,7 @@ def _ask_guarded(model: Any, own: Any, messages: Any, tools: Any, args: Any, opt
 
     def judge(effect: ReportedEffect) -> Awaitable[Any]:
         most = getattr(model, limit) or run.max_output_tokens
-        return run.session.ask(_name_model(model), sent, effect.act, max_output_tokens=int(most))
+        return ask_model(run.session, _name_model(model), sent, effect.act, int(most))
 
     try:
         return run.have(judge, ask)

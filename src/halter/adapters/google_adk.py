@@ -37,6 +37,7 @@ from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
 from google.adk.workflow import BaseNode
 from google.genai.types import Tool
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -166,7 +167,7 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
 
         refuse_unseen(_name_unseen_tools(request), run.terms.allow_native)
         most = request.config.max_output_tokens or run.terms.max_output_tokens
-        await run.session.ask(_name_model(request.model or model.model), _render(request), ask, max_output_tokens=most)
+        await ask_model(run.session, _name_model(request.model or model.model), _render(request), ask, most)
 
     try:
         async with aclosing(stream_from(hold)) as answers:
@@ -345,7 +346,7 @@ def _read_usage(usage: Any) -> Usage | None:
 
 
 def _render(request: LlmRequest) -> str:
-    contents = [each.model_dump_json(exclude_none=True) for each in request.contents]
+    contents = [msgspec.Raw(each.model_dump_json(exclude_none=True).encode()) for each in request.contents]
     config = {"system_instruction", "tools", "response_schema", "response_json_schema"}
     return msgspec.json.encode(
         [contents, request.config.model_dump(mode="json", include=config, exclude_none=True)], enc_hook=str

@@ -28,6 +28,7 @@ from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -137,7 +138,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
             said = [message for message in answer.result if isinstance(message, AIMessage)]
             return ModelResult(answer, "".join(str(each.text) for each in said), _read_usage(said))
 
-        return await session.ask(_name_model(request.model), self._render(request), ask, max_output_tokens=most)
+        return await ask_model(session, _name_model(request.model), self._render(request), ask, most)
 
     def _render(self, request: ModelRequest[Any]) -> str:
         """All that is sent, as text."""

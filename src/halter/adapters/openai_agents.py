@@ -27,6 +27,7 @@ from agents.models.interface import ModelProvider
 from agents.result import RunResultStreaming
 from agents.tool import FunctionTool
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -320,7 +321,7 @@ class _GuardedModel(Model):
         most = settings.max_tokens or self._terms.max_output_tokens
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
         named = name if ":" in name else f"openai:{name}"
-        return await _find_run().session.ask(named, sent, ask, max_output_tokens=most)
+        return await ask_model(_find_run().session, named, sent, ask, most)
 
 
 def _read_usage(usage: Any) -> Usage | None:

@@ -33,6 +33,7 @@ from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
+from halter.adapters.attachments import ask_model
 from halter.adapters.guarded_runs import (
     MAX_OUTPUT_TOKENS,
     NO_TOOLS,
@@ -199,11 +200,10 @@ class _GuardedModel(WrapperModel):
     ) -> Any:
         tools = [*parameters.function_tools, *parameters.output_tools]
         schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
-        sent = _render(messages) + msgspec.json.encode(schemas, enc_hook=str)
+        sent = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
         most = (settings or {}).get("max_tokens") or self._max_output_tokens
-        return await self._session.ask(
-            f"{self.wrapped.system}:{self.wrapped.model_name}", sent.decode(), ask, max_output_tokens=most
-        )
+        named = f"{self.wrapped.system}:{self.wrapped.model_name}"
+        return await ask_model(self._session, named, sent.decode(), ask, most)
 
     def _refuse_native(self, parameters: ModelRequestParameters) -> None:
         refuse_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)

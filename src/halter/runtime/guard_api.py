@@ -27,7 +27,7 @@ from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, session_stream
-from halter.core.messages import Model, Prompt, make_user_message
+from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
@@ -326,16 +326,20 @@ class GuardedSession:
         self._end = self._end or await self._running.ended_by(answer)
         return answer
 
-    async def ask(self, model: str, sent: str, do: Ask[R], *, max_output_tokens: int = 4096) -> R:
+    async def ask(
+        self, model: str, sent: str, do: Ask[R], *, max_output_tokens: int = 4096, attached: tuple[Text, ...] = ()
+    ) -> R:
         """Makes a model request that is the caller's own: its most is held, `do` asks, and the true cost is settled.
 
-        `sent` is everything that is sent, as text: the journal keeps it, and its size bounds the input. `do` is told
-        how many output tokens fit. Raises EffectRefused if a brake refuses it, and what `do` raises.
+        `sent` is everything that is sent, as text: the journal keeps it, and its size bounds the input. `attached` is
+        what is no text, each with its tokens. `do` is told how many output tokens fit. Raises EffectRefused if a
+        brake refuses it, and what `do` raises.
         """
         known = self._models.setdefault(model, ExternalModel(model))
         request = self.next_request()
         known.expect(request, do)
-        prompt = Prompt(messages=(make_user_message(sent),), max_output_tokens=max_output_tokens)
+        said = Message("user", (Text(sent), *attached))
+        prompt = Prompt(messages=(said,), max_output_tokens=max_output_tokens)
         match await self.request(ModelRequest(id=request, prompt=prompt), known):
             case RefusedRequest(sentence=sentence, outcome=outcome):
                 raise EffectRefused(sentence, outcome)
