@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from halter import Agent
 from halter.cli import build
 from halter.core.ids import SortableIds
-from halter.core.money import Cap
+from halter.core.money import Cap, micros_to_usd
 from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
 from halter.models.scripted import ScriptLine
-from halter.runtime.backtest import Backtest, PolicyChange, backtest
+from halter.runtime.backtest import ERASED, MASKED, Backtest, PolicyChange, backtest
 from halter.runtime.recorded_use import measure_use
 from tests.story.clerks import environment
 
@@ -126,6 +126,7 @@ async def test_a_lower_cap_tells_when_it_would_have_been_met_and_what_was_not_sp
     assert line.scope == f"session:{session}"
     assert found.stopped == 1
     assert found.not_spent > 0
+    assert line.not_spent_usd == micros_to_usd(found.not_spent)
     assert found.after > 0
 
 
@@ -179,6 +180,41 @@ async def test_what_the_injection_brake_asked_is_asked_again_and_no_more_where_i
     found = await judged(bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off)))
     assert found.changed == {"asked → allowed": 2}
     assert found.loosened == 2
+
+
+async def test_what_was_loosened_is_counted_and_listed_however_much_else_has_changed(bench: Bench) -> None:
+    person = asyncio.create_task(answering(bench, "approve"))
+    await run(bench)
+    await run(bench, brake="ask")
+    person.cancel()
+    other = Policy(provenance="off", tools={"look": ToolRule(approval="always")})
+
+    def change(kept: ResolvedPolicy) -> ResolvedPolicy:
+        return msgspec.structs.replace(kept, policies=(*kept.policies[:-1], other))
+
+    found = await judged(bench, change, most_lines=1)
+    assert [(line.name, line.loosened) for line in found.lines] == [("send", True)]
+    assert (found.differing, found.loosened, found.refused) == (4, 2, 0)
+
+
+async def test_what_was_erased_or_masked_is_not_judged_and_says_why(bench: Bench) -> None:
+    kept = await run(bench)
+    await run(bench, calls(("send", {"to": "sk-ant-" + "a1B2c3" * 12}), usage=used()), says("Sent.", usage=used()))
+    masked = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert (masked.unjudged, masked.changed) == ({MASKED: 1}, {"allowed → asked": 2})
+    typed = ["erase", "--session", kept, "--yes", "--store", str(bench.file)]
+    said = await asyncio.to_thread(CliRunner().invoke, build(), typed, env=environment(bench.folder))
+    assert said.exit_code == 0, said.output
+    erased = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert (erased.unjudged, erased.changed) == ({ERASED: 3, MASKED: 1}, {})
+    assert erased.decisions == masked.decisions - 3
+    assert (await judged(bench, capped(CENT // 2))).stopped == 2, "what they spent is known still"
+
+
+async def test_calls_that_no_rule_names_are_counted_by_tool(bench: Bench) -> None:
+    await run(bench)
+    assert (await judged(bench)).unnamed == {"send": 2, "look": 1}
+    assert (await judged(bench, ruled(send=ToolRule(approval="always")))).unnamed == {"look": 1}
 
 
 async def test_the_tightest_policy_that_was_measured_refuses_nothing(bench: Bench) -> None:
@@ -246,6 +282,9 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     file.write_text("name: desk\npolicy:\n  disabled: [send]\n")
     found = types(f"policy backtest --policy {file} --json")
     assert json.loads(found.stdout)["changed"]["allowed → refused"] == 5
+    assert types(f"policy backtest --policy {file} --fail-on loosened").exit_code == 0
+    file.write_text("name: desk\npolicy:\n  tools: {send: {approval: always}}\n")
+    assert types(f"policy backtest --policy {file} --fail-on loosened").exit_code == 0
     assert "0 would have been refused" in types("policy suggest").stdout
     nothing = types("policy backtest")
     assert (nothing.exit_code, "Say what to test" in nothing.output) == (2, True)

@@ -74,7 +74,7 @@ def backtest(
         answer_json(found)
     else:
         show_sheet(build_backtest_sheet(found))
-    if (fail_on == "loosened" and found.loosened) or (fail_on == "changed" and found.lines):
+    if (fail_on == "loosened" and found.loosened) or (fail_on == "changed" and found.differing):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -43,8 +43,9 @@ Since = Annotated[Moment, Meta(description="Only sessions begun since, in micros
 class Backtested(msgspec.Struct, frozen=True, kw_only=True):
     """What another policy would have decided over an agent's recorded sessions.
 
-    `changed` counts by what became of a call or a request then and now; `after` counts changes in sessions that had
-    gone another way before. `unjudged` counts what could not be judged, by reason; `unnamed` the calls of tools that no
+    `lines` lists at most 10,000 decisions, the looser ones first; `differing` and `loosened` count all. `changed`
+    counts by what became of a call or a request then and now; `after` counts changes in sessions that had gone another
+    way before. `unjudged` counts what could not be judged, by reason; `unnamed` the calls of tools that no
     rule of the policy names.
     """
 
@@ -52,6 +53,7 @@ class Backtested(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     sessions: int
     decisions: int
+    differing: int
     loosened: int
     changed: Mapping[str, int]
     after: int
@@ -89,6 +91,7 @@ async def backtest_policy(
         policy=what,
         sessions=found.sessions,
         decisions=found.decisions,
+        differing=found.differing,
         loosened=found.loosened,
         changed=found.changed,
         after=found.after,
@@ -184,9 +187,8 @@ async def suggest_policy(desk: Desk, agent: Agent, *, since: Since = 0) -> Sugge
     found = await desk.app.store.study(
         lambda view: backtest(view, agent, lambda recorded: _tighten(recorded, use), since=since)
     )
-    refused = sum(line.now == "refused" for line in found.lines)
     return SuggestedPolicy(
-        agent=agent, sessions=use.sessions, decisions=found.decisions, refused=refused, text=_write_yaml(use)
+        agent=agent, sessions=use.sessions, decisions=found.decisions, refused=found.refused, text=_write_yaml(use)
     )
 
 

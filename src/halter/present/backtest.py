@@ -34,8 +34,8 @@ def build_backtest_sheet(found: "Backtested") -> Sheet:
     if rows:
         columns = ["when", "session", "what", "then", "now", "why"]
         sheet.append(Listing("Changed decisions, looser ones first", columns, rows, long="what why"))
-    if len(found.lines) > MOST_SHOWN:
-        sheet.append(f"And {len(found.lines) - MOST_SHOWN:,} more: add --json to see all of them.")
+    if found.differing > MOST_SHOWN:
+        sheet.append(f"And {found.differing - MOST_SHOWN:,} more: add --json to see them.")
     if not rows:
         sheet.append("It would have decided everything the same." if found.decisions else "Nothing could be judged.")
     return [*sheet, *found.notes]
@@ -48,7 +48,9 @@ def count(number: int, noun: str) -> str:
 def _row(line: "BacktestLine") -> list[str]:
     mark = "LOOSER " if line.loosened else ""
     now = f"{line.now} (later)" if line.after else line.now
-    return [format_moment(line.at), line.session[:13], f"{mark}{line.name}", line.then, now, line.sentence]
+    spared = f" ({format_usd(line.not_spent_usd)} not spent from there on)" if line.not_spent_usd else ""
+    why = f"{line.sentence}{spared}"
+    return [format_moment(line.at), line.session[:13], f"{mark}{line.name}", line.then, now, why]
 
 
 def build_policy_diff_sheet(found: "Sequence[PolicyDifference]", before: str, after: str) -> Sheet:

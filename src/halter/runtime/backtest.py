@@ -20,7 +20,7 @@ from halter.core import events as ev
 from halter.core.agent_spec import AnyTrigger, inherit_trigger_caps
 from halter.core.codec import decode
 from halter.core.ids import Digest, StreamId, session_of
-from halter.core.money import Cap, Leg
+from halter.core.money import ZERO_USD, Cap, Leg, Usd, micros_to_usd
 from halter.core.ports import Draft, Stored
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
@@ -63,7 +63,8 @@ NO_PHASE: Final = "The policy has no such phase."
 class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
     """One decision that the other policy would have made differently.
 
-    `scope` is that of the cap it would have met. With `after`, its session had gone another way before.
+    `scope` is that of the cap it would have met, and `not_spent_usd` what its session spent from there on. With
+    `after`, its session had gone another way before.
     """
 
     at: int
@@ -75,6 +76,7 @@ class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
     now: Standing
     sentence: str = ""
     scope: str = ""
+    not_spent_usd: Usd = ZERO_USD
     after: bool = False
 
     @property
@@ -85,8 +87,9 @@ class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     """What another policy would have decided over the recorded sessions of an agent.
 
-    `changed` counts decisions by `then → now`, `after` those in sessions that had gone another way before. `not_spent`
-    is what was spent, in micro-dollars, on what the policy would not have admitted. `unjudged` counts by reason,
+    `changed` counts decisions by `then → now`, `after` those in sessions that had gone another way before, `loosened`
+    and `refused` all of them. Of `lines` there are at most so many, the looser ones before all others. `not_spent` is
+    what was spent, in micro-dollars, on what the policy would not have admitted. `unjudged` counts by reason,
     `unnamed` the calls by tool that no rule of the policy names.
     """
 
@@ -94,6 +97,9 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     decisions: int
     lines: tuple[BacktestLine, ...]
+    differing: int
+    loosened: int
+    refused: int
     changed: Mapping[str, int]
     after: int
     diverged: int
@@ -102,10 +108,6 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     unjudged: Mapping[str, int]
     unnamed: Mapping[str, int]
     notes: tuple[str, ...] = ()
-
-    @property
-    def loosened(self) -> int:
-        return sum(line.loosened for line in self.lines)
 
 
 PolicyChange = Callable[[ResolvedPolicy], ResolvedPolicy]
@@ -187,6 +189,7 @@ class _Shadow:
         self.phase = recorded.policy.phases[0].name
         self.mode: ProvenanceMode = choose_provenance_mode(policy)
         self.last_words = self.diverged = self.stopped = self.locked = False
+        self.not_spent = 0
         self._contexts: dict[tuple[str, bool, bool], SessionContext] = {}
 
     @cached_property
@@ -241,9 +244,10 @@ def backtest(
     *,
     since: int = 0,
     replaces_fleet: bool = False,
+    most_lines: int = MAX_LINES,
 ) -> Backtest:
     """Judge what an agent's sessions did since a moment again; `replaces_fleet` leaves the store's policy out."""
-    test = _BacktestFold(view, agent, change, since)
+    test = _BacktestFold(view, agent, change, since, most_lines)
     for stored in read_in_order(view):
         if replaces_fleet and isinstance(stored.event, ev.FleetPolicyAdopted):
             continue
@@ -276,8 +280,9 @@ def read_in_order(view: StoreView) -> Iterator[Stored]:
 
 
 class _BacktestFold:
-    def __init__(self, view: StoreView, agent: str, change: PolicyChange, since: int) -> None:
+    def __init__(self, view: StoreView, agent: str, change: PolicyChange, since: int, most_lines: int) -> None:
         self._view, self._agent, self._change, self._since = view, agent, change, since
+        self._most_lines = most_lines
         self._rows = _ShadowRows()
         self._policies: dict[str, tuple[RecordedPolicy, ResolvedPolicy, Prices] | None] = {}
         self._triggers: dict[str, AnyTrigger] = {}
@@ -285,10 +290,12 @@ class _BacktestFold:
         self._tools: dict[ToolSpec, Tool] = {}
         self._judged: dict[str, _Judgement] = {}
         self._caps: dict[str, ev.CostCapReached] = {}
-        self._costly: set[str] = set()
-        self._lines: list[BacktestLine] = []
+        self._costly: dict[str, _Shadow] = {}
+        self._looser: list[BacktestLine] = []
+        self._stricter: list[BacktestLine] = []
+        self._differing = self._loosened = self._refused = 0
         self._changed, self._unjudged, self._unnamed = Counter[str](), Counter[str](), Counter[str]()
-        self._decisions = self._after = self._not_spent = self._seen = 0
+        self._decisions = self._after = self._seen = 0
         self._raised: set[str] = set()
 
     def take(self, stored: Stored) -> None:
@@ -353,7 +360,7 @@ class _BacktestFold:
                 self._judge_refused_request(shadow, stored, event)
             case ev.CallSettled(call=effect, charge=charge) | ev.RequestSettled(request=effect, charge=charge):
                 if effect in self._costly and charge is not None:
-                    self._not_spent += charge.usd
+                    self._costly[effect].not_spent += charge.usd
             case _:
                 pass
         return False
@@ -363,7 +370,7 @@ class _BacktestFold:
             return True
         before = self._judged.get(event.call)
         if before is not None and before.now == "refused":
-            self._costly.add(event.call)
+            self._costly[event.call] = shadow
             return True
         decided = self._rows.get(DecisionRow, event.decision) if event.decision else None
         if decided is not None and decided.verdict == "edit":
@@ -396,7 +403,7 @@ class _BacktestFold:
             self._record(shadow, stored, "call", event.tool, "allowed", judgement)
         elif judgement.now == "refused":
             self._record(shadow, stored, "call", event.tool, "asked", judgement)
-        return self._follow(stored, event.call, judgement)
+        return self._follow(shadow, stored, event.call, judgement)
 
     def _judge_question(self, shadow: _Shadow, stored: Stored, event: ev.DecisionAsked) -> bool:
         if self._has_stopped(shadow, event.subject):
@@ -417,7 +424,7 @@ class _BacktestFold:
             return False
         self._record(shadow, stored, "call", event.name, "asked", judgement)
         if judgement.now == "asked":
-            return self._follow(stored, event.subject, judgement)
+            return self._follow(shadow, stored, event.subject, judgement)
         return True
 
     def _judge_refused_call(self, shadow: _Shadow, stored: Stored, event: ev.CallRefused) -> None:
@@ -469,7 +476,7 @@ class _BacktestFold:
         self._record(shadow, stored, "request", event.model, "allowed", judgement)
         if judgement.now == "refused" and judgement.scope and event.purpose == "turn":
             shadow.stopped = True
-        return self._follow(stored, event.request, judgement)
+        return self._follow(shadow, stored, event.request, judgement)
 
     def _judge_refused_request(self, shadow: _Shadow, stored: Stored, event: ev.RequestRefused) -> None:
         cap = self._caps.get(event.request)
@@ -525,13 +532,13 @@ class _BacktestFold:
         """Whether the session would have ended before; what it did from there on is not spent."""
         if shadow.stopped:
             self._after += effect not in self._judged
-            self._costly.add(effect)
+            self._costly[effect] = shadow
         return shadow.stopped
 
-    def _follow(self, stored: Stored, effect: str, judgement: _Judgement) -> bool:
+    def _follow(self, shadow: _Shadow, stored: Stored, effect: str, judgement: _Judgement) -> bool:
         """Fold what the policy under test would have written; False folds what was recorded."""
         if judgement.now == "refused":
-            self._costly.add(effect)
+            self._costly[effect] = shadow
             return True
         if judgement.intent is None or isinstance(judgement.intent, ev.DecisionAsked) != (
             stored.kind == ev.DecisionAsked.KIND
@@ -568,8 +575,12 @@ class _BacktestFold:
             self._after += 1
         else:
             self._changed[f"{then} → {judgement.now}"] += 1
-        if len(self._lines) < MAX_LINES:
-            self._lines.append(line)
+        self._differing += 1
+        self._loosened += line.loosened
+        self._refused += judgement.now == "refused"
+        lines = self._looser if line.loosened else self._stricter
+        if len(lines) < self._most_lines:
+            lines.append(line)
         shadow.diverged = shadow.diverged or "refused" in (then, judgement.now)
 
     def _declared_level(self, shadow: _Shadow, tool: str, level: Level) -> Level:
@@ -586,8 +597,16 @@ class _BacktestFold:
             return self._view.get(stored.blob) or b""
         return stored.body or b""
 
+    def _price(self, line: BacktestLine) -> BacktestLine:
+        """Say at the first cap that a session would have met what it did not spend from there on."""
+        shadow = self._sessions[line.session]
+        if not shadow.stopped or line.after or not line.scope:
+            return line
+        return msgspec.structs.replace(line, not_spent_usd=micros_to_usd(shadow.not_spent))
+
     def result(self) -> Backtest:
-        order = sorted(self._lines, key=lambda line: (not line.loosened, line.after, line.at))
+        lines = [self._price(line) for line in (*self._looser, *self._stricter)[: self._most_lines]]
+        order = sorted(lines, key=lambda line: (not line.loosened, line.after, line.at))
         notes = [
             f"The own level of {tool} is not recorded, for the policy had raised it: the lowest is assumed."
             for tool in sorted(self._raised)
@@ -597,11 +616,14 @@ class _BacktestFold:
             sessions=self._seen,
             decisions=self._decisions,
             lines=tuple(order),
+            differing=self._differing,
+            loosened=self._loosened,
+            refused=self._refused,
             changed=dict(self._changed.most_common()),
             after=self._after,
             diverged=sum(each.diverged or each.stopped for each in self._sessions.values()),
             stopped=sum(each.stopped for each in self._sessions.values()),
-            not_spent=self._not_spent,
+            not_spent=sum(each.not_spent for each in self._sessions.values()),
             unjudged=dict(self._unjudged.most_common()),
             unnamed=dict(self._unnamed.most_common()),
             notes=tuple(notes),
