@@ -104,6 +104,7 @@ PROVIDER: list[tuple[str, str, Any, Any]] = [
         "https://api.mistral.ai/v1",
     ),
     ("providers/openai/wire", "anthropic", lambda m: m.providers["openai"].wire, "anthropic"),
+    ("providers/google/credentials", "google", lambda m: m.providers["google"].credentials, "google"),
     ("providers/openai/prompt_cache", "false", lambda m: m.providers["openai"].prompt_cache, False),
     ("providers/openai/prompt_cache", "true", lambda m: m.providers["openai"].prompt_cache, True),
     ("providers/openai/bills_errors", "true", lambda m: m.providers["openai"].bills_errors, True),

@@ -75,6 +75,7 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
+    raw: bytes = b""
 
 
 class Provider:
@@ -165,7 +166,8 @@ class Provider:
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         exact = dict(line.split(": ", 1) for line in head[1:] if line)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        return Asked(head[0].split(" ")[1], {name.lower(): value for name, value in exact.items()}, json.loads(body))
+        named = {name.lower(): value for name, value in exact.items()}
+        return Asked(head[0].split(" ")[1], named, json.loads(body), body)
 
     async def _stream(
         self, asked: Asked, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

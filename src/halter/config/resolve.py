@@ -40,6 +40,7 @@ from halter.config.sections import (
 )
 from halter.config.yaml_reader import MAX_BYTES, KeyPath, SourceMap, load_bytes
 from halter.core.agent_spec import (
+    CLOUD_HOSTS,
     KNOWN_PROVIDERS,
     REFLEX,
     SCRIPTED,
@@ -49,6 +50,7 @@ from halter.core.agent_spec import (
     Autonomy,
     BrainSpec,
     Channel,
+    CloudName,
     Gate,
     Notify,
     Pacing,
@@ -340,7 +342,26 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
         value_or_default(theirs.bills_errors, ours.bills_errors),
     )
     cache = value_or_default(theirs.prompt_cache, value_or_default(ours.prompt_cache, True))  # noqa: FBT003
-    return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True, prompt_cache=cache)
+    asked = ours.credentials if theirs.credentials is UNSET else theirs.credentials
+    cloud: CloudName | None = None if asked is UNSET else asked
+    if cloud is not None:
+        by_fleet = UNSET not in (ours.base_url, ours.credentials)
+        _check_cloud(cloud, base_url, key, (*path, "credentials"), places, by_fleet=by_fleet)
+    return Provider(
+        wire=wire, base_url=base_url, api_key=key, credentials=cloud, bills_errors=bills is True, prompt_cache=cache
+    )
+
+
+def _check_cloud(cloud: CloudName, url: str, key: str, path: KeyPath, places: SourceMap, *, by_fleet: bool) -> None:
+    """Credentials of a whole cloud are sent to its own hosts only, unless the fleet names the address."""
+    if key:
+        sentence = f"`{format_key_path(path)}` and `api_key` are both given; keep one of them."
+        raise places.wrong(path, sentence)
+    host = urlsplit(url).hostname or ""
+    if not by_fleet and not (url.startswith("https://") and host.endswith(CLOUD_HOSTS[cloud])):
+        hosts = join_names([f"*{each}" for each in CLOUD_HOSTS[cloud]])
+        sentence = f"`{format_key_path(path)}` is `{cloud}`, whose credentials go to {hosts} alone, over https; name"
+        raise places.wrong(path, f"{sentence} such an address, or describe the provider in halter.yaml.")
 
 
 def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:

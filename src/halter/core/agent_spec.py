@@ -93,16 +93,24 @@ REFLEX: Final = "reflex"
 """The two providers that need no network; as names of models they may stand alone."""
 
 
+CloudName = Literal["google", "aws"]
+CLOUD_HOSTS: Final[Mapping[CloudName, tuple[str, ...]]] = MappingProxyType(
+    {"google": (".googleapis.com",), "aws": (".amazonaws.com", ".api.aws")}
+)
+"""Where credentials of a cloud may be sent, if the fleet does not name another address."""
+
+
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """How an endpoint is reached. `api_key` names a secret, as `${secret:NAME}`; a local server may need none.
 
-    `bills_errors` says that an answer with an error status may be charged for. Without `prompt_cache`, no request asks
-    for a cache.
+    With `credentials`, those of that cloud are used as its own tools find them. `bills_errors` says that an answer with
+    an error status may be charged for. Without `prompt_cache`, no request asks for a cache.
     """
 
     wire: WireFormat = "openai"
     base_url: str
     api_key: str = ""
+    credentials: CloudName | None = None
     bills_errors: bool = False
     prompt_cache: bool = True
 

@@ -18,6 +18,7 @@ from halter.core.agent_spec import (
     Anonymize,
     ArgumentUseText,
     Autonomy,
+    CloudName,
     Collection,
     ContextStrategy,
     Dollars,
@@ -298,6 +299,12 @@ class ProviderSpec(Spec, frozen=True):
     ) = UNSET
     api_key: (
         Annotated[SecretReference, Meta(description="The key, as `${secret:NAME}` and never in plain text.")]
+        | UnsetType
+    ) = UNSET
+    credentials: (
+        Annotated[
+            CloudName, Meta(description="Use a cloud's own credentials, as its tools find them, instead of a key.")
+        ]
         | UnsetType
     ) = UNSET
     bills_errors: (

@@ -43,6 +43,7 @@ from halter.core.usage import (
     is_local_address,
     runs_locally,
 )
+from halter.models.cloud_credentials import FindKey, make_cloud_credentials
 from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
 
 if TYPE_CHECKING:
@@ -526,8 +527,6 @@ def _loading(margin: Decimal) -> tuple[int, int]:
     return numerator + denominator, denominator
 
 
-FindKey = Callable[[str], str | None]
-
 LOCAL_WINDOW: Final = 32_000
 DEFAULT_WINDOW: Final = 128_000
 
@@ -564,7 +563,12 @@ def make_model(
     base_url = None if place.usual else place.url
     terms = ExchangeTerms()
     if described is not None:
-        terms = ExchangeTerms(bills_errors=described.bills_errors, prompt_cache=described.prompt_cache)
+        cloud = described.credentials
+        terms = ExchangeTerms(
+            bills_errors=described.bills_errors,
+            prompt_cache=described.prompt_cache,
+            credentials=cloud and make_cloud_credentials(cloud, place.url, key, installed),
+        )
     return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, habits=habits, terms=terms)
 
 

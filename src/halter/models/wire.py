@@ -47,6 +47,7 @@ from halter.core.messages import Prompt, Reply, TextListener, ToolResult, bound_
 from halter.core.text import clean, join_names, shorten
 from halter.core.tools import Permit, PermitGate, ProviderTool, ProviderToolName, ToolSpec
 from halter.core.usage import ModelName, Usage, is_local_address
+from halter.models.cloud_credentials import CloudCredentials
 from halter.models.wire_format import (
     ToolDefinitions,
     UsageReader,
@@ -77,13 +78,14 @@ CONNECT_TIMEOUT_SECONDS: Final = 30.0
 class ExchangeTerms(msgspec.Struct, frozen=True):
     """What applies to every request to a provider.
 
-    If it `bills_errors`, an answer with an error status counts as paid. With `prompt_cache`, what may be cached is
-    marked, if the protocol has marks. At most `largest` bytes of an answer are read; a connection must be made within
-    `connecting` seconds.
+    If it `bills_errors`, an answer with an error status counts as paid. `credentials` take the place of a key. With
+    `prompt_cache`, what may be cached is marked, if the protocol has marks. At most `largest` bytes of an answer are
+    read; a connection must be made within `connecting` seconds.
     """
 
     bills_errors: bool = False
     prompt_cache: bool = True
+    credentials: CloudCredentials | None = None
     largest: int = MAX_ANSWER_BYTES
     connecting: float = CONNECT_TIMEOUT_SECONDS
 
@@ -154,8 +156,10 @@ _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 _SENDING: Final = ".send_request_headers.started"
 
 
-async def _note_request(connecting: float, request: "httpx2.Request") -> None:
-    """Note when a request leaves, and bound the time until then."""
+async def _note_request(terms: ExchangeTerms, request: "httpx2.Request") -> None:
+    """Note when a request leaves, and bound the time until then. What is signed is what leaves."""
+    if terms.credentials is not None:
+        terms.credentials.sign(request)
     current = current_exchange.get(None)
 
     async def trace(event: str, about: Mapping[str, Any]) -> None:
@@ -163,7 +167,7 @@ async def _note_request(connecting: float, request: "httpx2.Request") -> None:
         if current is not None and event.endswith(_SENDING) and about["request"].method != b"CONNECT":
             current.sent = True
 
-    allowed = {**request.extensions.get("timeout", {}), "connect": connecting}
+    allowed = {**request.extensions.get("timeout", {}), "connect": terms.connecting}
     request.extensions = {**request.extensions, "timeout": allowed, "trace": trace}
 
 
@@ -212,14 +216,14 @@ def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, term
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
     hooks = {
-        "request": [partial(_note_request, terms.connecting)],
+        "request": [partial(_note_request, terms)],
         "response": [partial(_note_response, wire, terms.largest)],
     }
     # No proxy stands between this machine and itself.
     outside = not is_local_address(url)
     tls = _share_tls_context(trust_env=outside)
     pool = httpx2.AsyncClient(verify=tls, timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
-    return WireClient(_model(name, wire, url, key or NO_KEY, pool), pool)
+    return WireClient(_model(name, wire, url, key or NO_KEY, pool, terms), pool)
 
 
 @cache
@@ -230,7 +234,9 @@ def _share_tls_context(*, trust_env: bool) -> "ssl.SSLContext":
     return httpx2.create_ssl_context(trust_env=trust_env)
 
 
-def _model(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+def _model(
+    name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient", terms: ExchangeTerms
+) -> "Model[Any]":
     match wire:
         case "openai":
             return _openai(name, url, key, pool)
@@ -243,7 +249,8 @@ def _model(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.
             client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return AnthropicModel(name.model, provider=AnthropicProvider(anthropic_client=client))
         case "google":
-            return _google(name, url, key, pool)
+            # The address of a cloud has the version already.
+            return _google(name, url, key, pool, version="" if terms.credentials else None)
 
 
 def _openai(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
@@ -273,7 +280,9 @@ def uses_new_limit(name: ModelName) -> bool:
     return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))
 
 
-def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+def _google(
+    name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient", *, version: str | None = None
+) -> "Model[Any]":
     from google.genai.client import Client
     from google.genai.types import HttpOptions, HttpRetryOptions
     from pydantic_ai.models.google import GoogleModel
@@ -291,6 +300,7 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
     tls = _share_tls_context(trust_env=True)
     options = HttpOptions(
         base_url=url,
+        api_version=version,
         httpx_async_client=pool,
         # For clients that the library prepares besides, and that are never used.
         client_args={"verify": tls},
@@ -547,6 +557,8 @@ class WireModel:
         send = _send.open(permit)
         async with open_exchange() as seen:
             try:
+                if self.terms.credentials is not None:
+                    await self.terms.credentials.renew()
                 model = (await self._connected()).model
                 form = find_native_form(prompt, self._habits.native_output, model.profile, self.wire)
                 hear = hear if form is None else None

@@ -429,6 +429,8 @@ def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Up
         if place.wire != wire:
             raise ConfigError(f"{provider} speaks the protocol of {place.wire}, and here one of {wire} is needed.")
         described = providers.get(provider)
+        if described is not None and described.credentials is not None:
+            raise ConfigError(f"{provider} has credentials of a cloud, which the proxy does not use: give it a key.")
         bills = described is not None and described.bills_errors
         found[wire] = Upstream(provider, place.url, key, None if place.usual else place.url, bills, wire == "anthropic")
     if not found:
