@@ -3,7 +3,7 @@
 from scripts.house import text, travel
 
 LIMITS = {
-    "files": 338,
+    "files": 339,
     "files in the fullest folder": 25,
     "modules named by a gerund": 0,
     "public class names used twice or more": 0,

@@ -1,6 +1,8 @@
 """Agents that ask agents: each with a part of the money and never more, under its own policy and its own brake."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,59 @@ async def test_no_hand_off_gets_more_than_half_of_what_is_left(
     )
     await agent.run("Where is the key?")
     assert carved(bench)[1] == got
+
+
+DAILY = {**PRICED, "limits": {"max_cost_usd_per_day": 1000}, "agents": {"limits": {"max_cost_usd_per_day": 100}}}
+
+
+def spent_of(bench: Bench, scope: str) -> int:
+    query = "SELECT coalesce(sum(spent), 0) FROM budgets WHERE scope = ? AND unit = 'usd'"
+    with closing(sqlite3.connect(bench.file)) as file:
+        return file.execute(query, (scope,)).fetchone()[0]
+
+
+async def run_twice(agent: Agent) -> None:
+    for _ in range(2):
+        await agent.run("Where is the key?")
+
+
+async def test_the_days_cap_of_the_one_that_asks_bounds_whom_it_asks(bench: Bench) -> None:
+    """The attack: an agent with little a day has its work done by one with much."""
+    dear = says("It is under the mat.", usage=used(1000, 4000))
+    limits = {"max_cost_usd_per_day": 100, "min_output_tokens": 4096}
+    helper = scout(bench, dear, dear, dear, policy={"limits": limits})
+    lines = [line for _ in range(3) for line in (ASK, says("Under the mat.", usage=used(1000, 100)))]
+    agent = bench.agent(
+        *lines, fleet=DAILY, agents=[helper], policy={"limits": {"max_cost_usd_per_day": 0.12, "on_cap": "stop"}}
+    )
+    assert (await agent.run("Where is the key?")).ok
+    running = asyncio.create_task(run_twice(agent))
+    while not running.done() and not bench.facts("cost_cap_reached"):  # noqa: ASYNC110 Only the store tells.
+        await asyncio.sleep(0)
+    assert not running.done(), "All three were done, for more than a day's money."
+    (met,) = bench.facts("cost_cap_reached")
+    assert (met["scope"], met["window"].startswith("day/")) == ("agent:desk", True)
+    running.cancel()
+    await asyncio.wait([running])
+    assert 0 < spent_of(bench, "agent:scout") < spent_of(bench, "agent:desk") <= 120_000
+    assert spent_of(bench, "fleet") == spent_of(bench, "agent:desk")
+
+
+async def test_an_agent_that_asks_itself_counts_what_that_costs_once(bench: Bench) -> None:
+    def asks(prompt: Prompt) -> Any:
+        asked = any(isinstance(part, ToolResult) for message in prompt.messages for part in message.parts)
+        task = any(
+            "deep" in part.text for message in prompt.messages for part in message.parts if isinstance(part, Text)
+        )
+        return "Done." if asked or task else ToolCall("", "ask_desk", '{"task": "go deep"}')
+
+    model = FunctionModel(asks)
+    priced = {"models": {str(model.name): {"price": {"input": 1, "output": 10}}}}
+    agent = bench.agent(model=model, fleet=priced)
+    agent._tools.append(agent.as_tool())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    result = await agent.run("Do it.")
+    assert result.ok
+    assert spent_of(bench, "agent:desk") == spent_of(bench, "fleet") > 0
 
 
 async def test_two_asked_at_once_share_what_is_left(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from halter.autonomy.pace import Hours, find_wake_time
 from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
 from halter.core.effect_events import SkipReason
-from halter.core.money import BudgetRow, Cap, Caps, format_micros
+from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_micros
 from halter.core.rows import TriggerRow
 from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after
 from halter.core.vocabulary import State
@@ -265,7 +265,6 @@ COARSEST_FIRST: Final[tuple[WindowLength, ...]] = ("", "month", "day", "hour", "
 
 Balances = Mapping[tuple[str, str], BudgetRow]
 """Budget rows in dollars by scope and window. Without a row nothing is spent."""
-ScopedCap = tuple[str, Cap]
 
 
 class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):

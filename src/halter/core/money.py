@@ -328,12 +328,17 @@ class Caps(msgspec.Struct, frozen=True):
         return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
 
 
+ScopedCap = tuple[str, Cap]
+"""A cap, and the scope whose spending it bounds."""
+
+
 class Spender(msgspec.Struct, frozen=True):
-    """Who spends: all scopes of an amount follow from this."""
+    """Who spends: all scopes of an amount follow from this. What `askers` had it do counts for their caps, too."""
 
     session: str
     agent: str
     trigger: str = ""
+    askers: tuple[ScopedCap, ...] = ()
 
 
 def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
@@ -363,7 +368,8 @@ def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...
     own, window = caps.session, window_at(caps.session.per, quarter * QUARTER, caps.zone)
     leg = Leg(f"session:{spender.session}", window, "usd", own.max_cost_usd, 0)
     trigger = (spender.trigger, caps.trigger) if spender.trigger else ("", ())
-    return (leg, *_list_shared_accounts(*trigger, spender.agent, caps.agent, caps.fleet, caps.zone, quarter))
+    shared = _list_shared_accounts(*trigger, spender.agent, caps.agent, caps.fleet, caps.zone, quarter)
+    return (leg, *(_merge_accounts(shared, spender.askers, caps.zone, quarter) if spender.askers else shared))
 
 
 @lru_cache(maxsize=256)
@@ -382,7 +388,12 @@ def _list_shared_accounts(
         *((f"agent:{agent}", cap) for cap in of_agent),
         *(("fleet", cap) for cap in fleet),
     ]
-    money: dict[tuple[str, str], Leg] = {}
+    return _merge_accounts((), scoped, zone, quarter)
+
+
+def _merge_accounts(legs: Sequence[Leg], scoped: Sequence[ScopedCap], zone: str, quarter: int) -> tuple[Leg, ...]:
+    """Add accounts to others, each once, with its tightest cap."""
+    money = {(leg.scope, leg.window): leg for leg in legs}
     for scope, cap in scoped:
         leg = Leg(scope, window_at(cap.per, quarter * QUARTER, zone), "usd", cap.max_cost_usd, 0)
         money[leg.scope, leg.window] = _pick_tighter_leg(leg, money.get((leg.scope, leg.window)))

@@ -18,6 +18,7 @@ from halter.core.money import (
     Caps,
     Leg,
     RateLimit,
+    ScopedCap,
     Spender,
     find_rate_limits,
     list_accounts,
@@ -86,7 +87,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
 
     `secrets` are granted and set; `quarantined` tools wait for a person. `kept_usd` and `kept_tokens` are reserved for
     its last words. `tokens_per_hour` limits an autonomous session. `anonymize` says what is hidden from its models,
-    `rates` how fast all sessions together may call them.
+    `rates` how fast all sessions together may call them. `askers` are the caps of the agents that had it begun.
     """
 
     session: str
@@ -102,6 +103,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     tokens_per_hour: int | None = None
     anonymize: AnonymizationPolicy | None = None
     rates: Mapping[str, RateLimit] = {}
+    askers: tuple[ScopedCap, ...] = ()
 
     # It stands like this for many steps: what follows from it is worked out once.
     @cached_property
@@ -110,7 +112,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def spender(self) -> Spender:
-        return Spender(self.session, self.agent, self.trigger)
+        return Spender(self.session, self.agent, self.trigger, self.askers)
 
     @cached_property
     def whole_caps(self) -> Caps:

@@ -30,7 +30,7 @@ from halter.core.clock import SECOND, Clock
 from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
-from halter.core.money import Cap
+from halter.core.money import Cap, Caps, ScopedCap
 from halter.core.ports import Lease, Query, Store, Stored, read_body
 from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
 from halter.core.schedules import Timing
@@ -407,7 +407,10 @@ async def find_trigger_row(store: Store, trigger: str) -> TriggerRow | None:
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
-    """What started a session. `carved` is the cap of a sub-session, `follows` the session that it continues."""
+    """What started a session. `carved` is the cap of a sub-session, `follows` the session that it continues.
+
+    `askers` are the caps of the agents, and of their triggers, whose sessions a sub-session is for.
+    """
 
     trigger: AnyTrigger | None = None
     documents: tuple[DocumentRef, ...] = ()
@@ -415,6 +418,7 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     carved: int | None = None
     salt: str = ""
     follows: str = ""
+    askers: tuple[ScopedCap, ...] = ()
 
 
 async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
@@ -435,7 +439,8 @@ async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionO
         if not isinstance(first.event, SessionStarted):
             return SessionOrigin(grants=())
         carved = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
-        return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None))
+        askers = await _find_asker_caps(store, row.parent)
+        return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None), askers=askers)
     if not row.trigger:
         return SessionOrigin()
     found = await find_trigger_row(store, row.trigger)
@@ -444,6 +449,36 @@ async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionO
     name = row.trigger.partition("/")[2]
     documents = tuple(DocumentRef(item.name, name, item.item, item.seen_at, item.size) for item in items)
     return SessionOrigin(None if made is None else made.trigger(), documents)
+
+
+class _KeptPolicy(msgspec.Struct, frozen=True):
+    caps: Caps = Caps()
+
+
+class _KeptDefinition(msgspec.Struct, frozen=True):
+    """Of the definition that a session began with, its caps; the usual ones where it was not kept."""
+
+    policy: _KeptPolicy = _KeptPolicy()
+
+
+async def _find_asker_caps(store: Store, parent: str) -> tuple[ScopedCap, ...]:
+    """The caps of a window, by whose sessions a sub-session was begun: what it spends counts for them as well."""
+    found: list[ScopedCap] = []
+    while parent:
+        row = next(iter(await store.ask(Query("session", SessionRow, {"session": parent}))), None)
+        if row is None:
+            break
+        try:
+            caps = msgspec.json.decode(await store.get(Digest(row.definition)), type=_KeptDefinition).policy.caps
+        except (KeyError, ValueError, msgspec.MsgspecError):
+            caps = Caps()
+        found += [(f"agent:{row.agent}", cap) for cap in caps.agent]
+        if row.trigger:
+            (first,) = await store.read(session_stream(row.session), 0, 1)
+            trigger = (await _read_origin(store, row, first)).trigger
+            found += [(f"trigger:{row.trigger}", cap) for cap in (() if trigger is None else trigger.caps())]
+        parent = row.parent
+    return tuple(found)
 
 
 AUTONOMOUS_WINDOW = 60_000
@@ -643,6 +678,7 @@ def resolve_standing(context: AgentContext, row: SessionRow, phase: Phase, began
         kept_usd=round((cap or 0) * policy.reserve_cost_fraction) if wraps_up else 0,
         kept_tokens=policy.reserve_tokens if wraps_up else 0,
         tokens_per_hour=hourly or None,
+        askers=began.askers,
         anonymize=None if hidden is None else AnonymizationPolicy(hidden, began.salt),
     )
 
