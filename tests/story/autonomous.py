@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from halter.config.trust import digest_folder
+from halter.core.clock import MINUTE
 from halter.core.events import (
     AnyEvent,
     GuardrailTriggered,
@@ -30,6 +33,9 @@ from halter.runtime.worker import PulseListener
 from halter.settings import read_settings
 from halter.testing.world import VIRTUAL_START, World
 from tests.story.dispatching import mode_of
+
+CALM = pytest.mark.world(lease=30 * MINUTE)
+"""Where no process dies, long leases spare a quiet day six thousand heartbeats."""
 
 
 class Fleet:

@@ -33,12 +33,12 @@ def tickets_of(world: World) -> SharedTickets:
 def mode_of(world: World) -> DispatchMode:
     """How processes of a world run agents."""
     if not distributed():
-        return quiet_mode()
+        return quiet_mode(world.lease)
 
     def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
         return DistributedDispatcher(sessions, agents, LocalTicketQueue(tickets_of(world), versions))
 
-    return replace(quiet_mode(), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
+    return replace(quiet_mode(world.lease), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
 
 
 def dispatcher(

@@ -12,7 +12,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt, resume
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, rhythm
+from tests.story.autonomous import CALM, Fleet, rhythm
 
 pytestmark = pytest.mark.both_dispatchers
 
@@ -107,6 +107,7 @@ async def test_a_yield_goes_from_the_models_reply_to_the_sleeping_row_and_back(w
     assert ("watch", "watch-1 is over (COMPLETED, completed): halter on watch begins the next session.") in fleet.told
 
 
+@CALM
 async def test_a_signal_wakes_a_sleeper_and_its_alert_is_shown_once(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(desk(fleet, sleep("1h", "jump") * 3))

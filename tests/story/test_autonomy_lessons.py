@@ -25,7 +25,7 @@ from halter.runtime.runtime import open_runtime
 from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, moment, rhythm
+from tests.story.autonomous import CALM, Fleet, moment, rhythm
 
 PATIENCE = 60
 """Seconds after which a test in real time gives up."""
@@ -149,6 +149,7 @@ STEPPED = RISING.replace(
 )
 
 
+@CALM
 async def test_the_gates_model_is_asked_once_about_the_same_difference(world: World, tmp_path: Path) -> None:
     """The price rises every four hours; the agent wakes every hour. Also another process has the answer."""
     fleet = Fleet(world, tmp_path)
@@ -241,6 +242,7 @@ async def test_a_prediction_is_paid_for_before_a_person_is_asked_and_otherwise_n
     assert order == (["turn", "simulation", "asked"] if mode == "SEMI" else ["turn", "turn"])
 
 
+@CALM
 async def test_a_sleep_longer_than_the_idle_timeout_ends_nobody(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     patient = "model: scripted\nscript: script.yaml\nautonomy: {enabled: true, idle_timeout: 10}\n"

@@ -11,7 +11,7 @@ from halter.core.money import micros_to_usd
 from halter.core.ports import Query
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, moment
+from tests.story.autonomous import CALM, Fleet, moment
 
 PRICES = """
 models:
@@ -75,6 +75,7 @@ async def asked_and_skipped(fleet: Fleet, agent: str) -> tuple[list[str], list[s
     return purposes, [moment(stored.at) for stored in events if isinstance(stored.event, TurnSkipped)]
 
 
+@CALM
 @pytest.mark.parametrize("days", [1, pytest.param(7, marks=pytest.mark.soak)])
 def test_days_without_news_cost_one_request_with_a_gate_and_one_for_every_nap_without(
     tmp_path: Path, days: int

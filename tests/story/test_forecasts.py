@@ -168,7 +168,7 @@ def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast
     life: Life, on_cap: str
 ) -> None:
     start, until = HALF_AN_HOUR_BEFORE_FEBRUARY, HALF_AN_HOUR_BEFORE_FEBRUARY + HOUR
-    with tempfile.TemporaryDirectory() as home, World(start=start, orderly=True) as world:
+    with tempfile.TemporaryDirectory() as home, World(start=start, orderly=True, lease=30 * MINUTE) as world:
         fleet = Fleet(
             world, Path(home), f"{PRICES}limits: {{max_cost_usd_per_day: {written(life.fleet_day)}}}\n", sturdy=True
         )

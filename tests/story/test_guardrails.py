@@ -10,7 +10,7 @@ from halter.core.events import CallRefused, CallStarted, GuardrailTriggered, Req
 from halter.core.ports import Stored
 from halter.state import lifecycle
 from halter.testing.world import World
-from tests.story.autonomous import Fleet, moment, rhythm
+from tests.story.autonomous import CALM, Fleet, moment, rhythm
 
 TOUCH = """
 from halter import tool
@@ -123,6 +123,7 @@ async def test_time_awake_for_nothing_is_counted_across_a_crash(world: World, tm
 YIELDS, SAYS = "{yield: {mode: sleep, sleep: 3h}}", "{say: All is well.}"
 
 
+@CALM
 @pytest.mark.parametrize(
     ("rule", "more", "hours"),
     [(YIELDS, "", 24), (SAYS, ", gate: {on: change}", 24), (SAYS, ", max_consecutive_turns: 5", 2)],
@@ -146,6 +147,7 @@ autonomy: {enabled: true, active_hours: {start: "08:00", end: "10:30", timezone:
 """
 
 
+@CALM
 async def test_outside_of_its_hours_an_agent_sleeps_until_they_begin(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("clerk", DAYTIME))
@@ -158,6 +160,7 @@ async def test_outside_of_its_hours_an_agent_sleeps_until_they_begin(world: Worl
     ]
 
 
+@CALM
 async def test_a_persons_message_wakes_an_agent_outside_of_its_hours(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("clerk", DAYTIME))
@@ -186,6 +189,7 @@ async def test_a_persons_message_wakes_an_agent_outside_of_its_hours(world: Worl
     ]
 
 
+@CALM
 async def test_an_agents_message_opens_no_turn_outside_of_the_hours(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("clerk", DAYTIME))

@@ -40,7 +40,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.testing.world import World
-from tests.story.autonomous import rhythm
+from tests.story.autonomous import CALM, rhythm
 from tests.story.dispatching import mode_of
 
 SESSION = f"{AGENT}-1"
@@ -134,6 +134,7 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
     assert len(findings) == 2
 
 
+@CALM
 async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(world: World, demo: Demo) -> None:
     demo.start()
     await world.advance(9 * MINUTE)

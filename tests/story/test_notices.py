@@ -15,6 +15,7 @@ from halter.operations.queries import needs
 from halter.runtime.supervisor import turn_off
 from halter.runtime.triggers import record_trigger_events
 from halter.testing.world import World
+from tests.story.autonomous import CALM
 
 DESK = """
 autonomy: {enabled: false}
@@ -154,6 +155,7 @@ async def test_what_an_agents_file_does_not_want_to_be_told_is_not_told(world: W
     assert await told(world) == []
 
 
+@CALM
 async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     more = DESK.replace("schedules: [{name: hourly, every: 1h", "watches: [{name: inbox, path: inbox, max_attempts: 1")

@@ -24,7 +24,7 @@ from halter.operations.queries import report
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.lifecycle import post_message
 from halter.testing.world import World
-from tests.story.autonomous import Fleet
+from tests.story.autonomous import CALM, Fleet
 from tests.story.tasks import DONE, PRICED, REVIEW, SCRIPT, WORK, Office, all_is_well, paper, watch
 from tests.story.test_reviews import FINDS_AT_ONCE, TELLS
 
@@ -43,7 +43,7 @@ from halter import tool
 ticks = 0
 
 @tool(level="SAFE", effect="read")
-def tick() -> int:
+async def tick() -> int:
     '''Count.'''
     global ticks
     ticks += 1
@@ -122,6 +122,7 @@ def stormy(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Stor
 BEGAN, OVER = "watcher: no model answers", "watcher: waits for its model no longer"
 
 
+@CALM
 async def test_an_outage_of_six_hours_costs_nothing_and_ends_no_agent(stormy: Stormy, world: World) -> None:
     stormy.start()
     await world.advance(MINUTE)
@@ -143,6 +144,7 @@ async def test_an_outage_of_six_hours_costs_nothing_and_ends_no_agent(stormy: St
     assert (only.state, only.session) == ("SLEEPING", "watcher-1")
 
 
+@CALM
 async def test_pauses_grow_with_the_outage_and_never_beyond_what_the_file_says(world: World, tmp_path: Path) -> None:
     stormy = Stormy(world, tmp_path, "limits: {outage_backoff: 5m}\n")
     stormy.weather.fails(0, 6 * HOUR)
@@ -213,6 +215,7 @@ async def test_rules_answer_where_they_stand_in_for_a_model_that_is_away(world: 
     assert len(stormy.weather.tried) >= 5 * 4
 
 
+@CALM
 async def test_a_message_is_a_reason_to_try_again(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, HOUR)
     stormy.start()
@@ -225,6 +228,7 @@ async def test_a_message_is_a_reason_to_try_again(stormy: Stormy, world: World) 
     assert "Are you there?" in str(stormy.weather.asked[-1].messages)
 
 
+@CALM
 async def test_a_halt_ends_what_waits_and_lifting_it_lets_it_wait_on(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, 2 * HOUR)
     stormy.start()
@@ -258,6 +262,7 @@ async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy
     assert len(await stormy.told()) == 2
 
 
+@CALM
 async def test_what_a_person_mends_elsewhere_is_found_without_a_word(stormy: Stormy, world: World) -> None:
     """An account that has credit again needs no restart."""
     stormy.weather.fails(0, 3 * HOUR, WRONG_KEY)
@@ -266,6 +271,7 @@ async def test_what_a_person_mends_elsewhere_is_found_without_a_word(stormy: Sto
     assert stormy.weather.answered
 
 
+@CALM
 async def test_switching_it_on_tries_at_once(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, 3 * HOUR, WRONG_KEY)
     stormy.start()
@@ -276,6 +282,7 @@ async def test_switching_it_on_tries_at_once(stormy: Stormy, world: World) -> No
     assert stormy.weather.answered
 
 
+@CALM
 async def test_what_is_switched_off_in_an_outage_is_off(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, HOUR)
     stormy.start()
@@ -300,6 +307,7 @@ async def test_a_request_that_is_wrong_in_itself_is_no_outage(stormy: Stormy, wo
     assert await stormy.needs() == []
 
 
+@CALM
 async def test_a_document_waits_through_an_outage_and_is_then_worked_on(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path, PRICED)
     folder = office.reviewer(watch(), head=WORK)
@@ -322,6 +330,7 @@ async def items(world: World) -> Sequence[ItemRow]:
     return await world.journal.ask(Query("items_of", ItemRow, {"trigger": "clerk/papers"}))
 
 
+@CALM
 async def test_what_the_journal_says_of_the_wait_is_what_the_loop_goes_by(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, HOUR)
     stormy.start()
@@ -333,6 +342,7 @@ async def test_what_the_journal_says_of_the_wait_is_what_the_loop_goes_by(stormy
 SUMMARIZE = "---\nname: summarize\ndescription: Says it in a sentence.\n---\nSay it in one sentence.\n"
 
 
+@CALM
 async def test_a_skill_that_a_schedule_runs_waits_through_an_outage(world: World, tmp_path: Path) -> None:
     """A step of a playbook asks a model that does not answer; the playbook goes on where it waited."""
     office = Office(world, tmp_path, PRICED, sturdy=True)
@@ -360,6 +370,7 @@ RELEASES = replace(OPINION, reply=replace(OPINION.reply, usage=Usage(100, 50)))
 ONE_JUDGE = "review: {judges: ['scripted:b']}\n"
 
 
+@CALM
 @pytest.mark.parametrize("error", [AWAY, WRONG_KEY], ids=["outage", "wrong key"])
 @pytest.mark.parametrize("head", [REVIEW, WORK], ids=["a phase of its own", "before a notice"])
 async def test_a_review_waits_through_an_outage_of_its_judge_and_then_happens(

@@ -28,6 +28,7 @@ from halter.runtime.front_door import HandledMessage
 from halter.runtime.runtime import make_adoption_event
 from halter.runtime.session_builder import TriggerRecord
 from halter.testing.world import World
+from tests.story.autonomous import CALM
 from tests.story.fronts import Front, front
 
 MAIL = "schedule/desk/check-the-mail"
@@ -74,6 +75,7 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
         assert decided.at == planted.at
 
 
+@CALM
 async def test_what_was_said_no_to_or_was_answered_too_late_is_not_planned(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)

@@ -8,6 +8,7 @@ from autonomous import Fleet
 from halter.core.clock import HOUR, MINUTE
 from halter.runtime.supervisor import turn_off
 from halter.testing.world import World
+from tests.story.autonomous import CALM
 
 SLEEPS = "model: scripted\nscript: script.yaml\nautonomy: {enabled: true, max_sleep: 30d}\n"
 SCRIPT = "- calls: [{tool: yield, arguments: {mode: sleep, sleep: 20d, reason: a quiet word}}]\n"
@@ -27,6 +28,7 @@ async def erased(fleet: Fleet, session: str) -> int:
     return sum(stored.erased for stored in await fleet.events(session))
 
 
+@CALM
 async def test_words_are_erased_when_the_retention_of_the_fleet_has_passed(world: World, tmp_path: Path) -> None:
     fleet = await ended(world, tmp_path, "retention: 3h\n")
     await world.advance(2 * HOUR)
@@ -40,6 +42,7 @@ async def test_words_are_erased_when_the_retention_of_the_fleet_has_passed(world
     assert {(mark.by, mark.reason) for mark in marks} == {("halter.yaml", "retention")}
 
 
+@CALM
 @pytest.mark.parametrize("fleet", ["", "retention: none\n"])
 async def test_without_a_retention_nothing_is_ever_erased(world: World, tmp_path: Path, fleet: str) -> None:
     made = await ended(world, tmp_path, fleet)

@@ -15,6 +15,7 @@ from halter.guard.halts import halt, resume
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.runtime.triggers import record_unstarted_run, start_run
 from halter.testing.world import VIRTUAL_START, World
+from tests.story.autonomous import CALM
 from tests.story.tasks import Office, all_is_well
 
 pytestmark = pytest.mark.both_dispatchers
@@ -55,6 +56,7 @@ async def skipped(office: Office) -> list[tuple[str, str, int]]:
     return [(clock(event.due_at), event.why, event.count) for event in await office.told_of(RunSkipped, "tick")]
 
 
+@CALM
 @pytest.mark.parametrize(
     ("night", "times"),
     [
@@ -80,7 +82,7 @@ def test_a_cron_keeps_to_the_wall_clock_of_its_zone_when_clocks_are_changed(
         assert await skipped(office) == []
 
     start = round(datetime.fromisoformat(f"{night}T00:00+00:00").timestamp()) * SECOND
-    with World(start=start, orderly=True) as world:
+    with World(start=start, orderly=True, lease=30 * MINUTE) as world:
         world.run(nights())
 
 

@@ -19,7 +19,7 @@ from halter.operations.desk import Desk, Who
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
-from tests.story.autonomous import Fleet
+from tests.story.autonomous import CALM, Fleet
 
 PRICES = "models: {scripted:script: {price: {input: 1, output: 200}}}\n"
 NAP = """\
@@ -57,6 +57,7 @@ def first_words(events: list[Stored]) -> Message:
     return msgspec.json.decode(opened.body or b"", type=Message)
 
 
+@CALM
 async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_caps(
     world: World, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
 NONE = "max_cost_usd: 0.50, max_cost_usd_per_day: none, max_output_tokens: 256"
 
 
+@CALM
 async def test_without_a_cap_of_a_window_the_session_cap_is_the_only_one_and_a_person_is_waited_for(
     world: World, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
                for _, told in fleet.told)  # fmt: skip
 
 
+@CALM
 async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path, PRICES)
     fleet.start(agent(fleet, f"{README}, on_cap: ask"))
@@ -146,6 +149,7 @@ async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: W
     assert any("no person agreed to more" in sentence for _, sentence in fleet.told)
 
 
+@CALM
 @pytest.mark.parametrize("stops", ["off", "halt"])
 async def test_an_agent_that_is_off_or_halted_is_not_begun_anew(world: World, tmp_path: Path, stops: str) -> None:
     fleet = Fleet(world, tmp_path, PRICES)

@@ -29,6 +29,17 @@ INSIDE = """
         world.run(world.advance(HOUR))
 """
 
+MADE_AS_MARKED = """
+    import pytest
+
+    @pytest.mark.world(lease=7)
+    async def test_marked(world):
+        assert world.lease == 7
+
+    async def test_unmarked(world):
+        assert world.lease == 15_000_000
+"""
+
 BESIDE = """
     import asyncio
     import pytest
@@ -61,6 +72,11 @@ def test_async_tests_run_inside_their_world_whatever_async_plugin_there_is(
 ) -> None:
     pytester.makepyfile(INSIDE)
     pytester.runpytest(*options).assert_outcomes(passed=4)
+
+
+def test_a_world_is_made_as_the_mark_of_its_test_says(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MADE_AS_MARKED)
+    pytester.runpytest(*AUTO, "--strict-markers").assert_outcomes(passed=2)
 
 
 def test_tests_without_a_world_of_halter_are_left_alone(pytester: pytest.Pytester) -> None:

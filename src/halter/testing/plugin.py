@@ -3,6 +3,8 @@
 An `async def` test that takes the `world` runs in its loop, before any other async plugin's loop is used. Async
 fixtures still run in that other loop, so make what belongs to the world in the test itself.
 
+`@pytest.mark.world(lease=30 * MINUTE)` gives a test a world that is made with these arguments.
+
 Halter is imported only when a test asks for a world, so installing it does not slow down other tests.
 """
 
@@ -32,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the mark by which a test says how its world is made."""
+    config.addinivalue_line("markers", "world(**arguments): the arguments that the test's world is made with")
+
+
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> "Iterator[World]":
     """A whole runtime in virtual time, new for each test."""
@@ -40,7 +47,9 @@ def world(request: pytest.FixtureRequest) -> "Iterator[World]":
     given: int | None = request.config.getoption("--halter-seed")
     seed = zlib.crc32(request.node.name.encode()) if given is None else given
     request.node.add_report_section("setup", "halter", f"This world replays with --halter-seed={seed}")
-    with World(seed) as fresh:
+    mark: pytest.Mark | None = request.node.get_closest_marker("world")
+    made: dict[str, Any] = dict(mark.kwargs) if mark else {}
+    with World(seed, **made) as fresh:
         if inspect.iscoroutinefunction(request.function):
             request.node.stash[_INSIDE] = (fresh, request.function)
         yield fresh
