@@ -3,13 +3,14 @@
 import html
 import re
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 from textual.containers import VerticalScroll
-from textual.widgets import Input, Static, TextArea
+from textual.widgets import DataTable, Input, Static, TextArea
 
 from halter.core.errors import NotDone, StoreUnavailable
 from halter.core.ports import Query
@@ -110,6 +111,7 @@ async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: O
     assert "mine wants to look" in inbox
     assert "y: Exactly this call, once. n: It does not run." in inbox
     assert "agent:mine" in budgets
+    assert "▊" not in inbox, "without colour, a scrollbar would look like a mistake"
     assert "host-of-mine" in workers
     assert all(len(line) <= SIZE[0] for screen in (sessions, inbox, budgets, workers) for line in screen.splitlines())
 
@@ -151,6 +153,31 @@ async def test_a_key_pressed_twice_at_once_asks_once_and_approves_nothing(
         await settle(pilot)
         assert len(app.screen_stack) == 2
     assert await verdict(house, "mine-asks") == ""
+
+
+async def test_without_colour_the_cursor_is_seen_and_a_question_stands_alone(
+    source: OperationSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = TopApp(source, every=None)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        table = app.query_one("#sessions-table", DataTable)
+        assert table.get_component_rich_style("datatable--cursor").reverse
+        assert not table.get_component_rich_style("datatable--header").reverse
+        await pilot.press("2")
+        await pilot.press("y")
+        await settle(pilot)
+        question = seen(app)
+    assert "y: Exactly this call, once. n: It does not run." in question
+    assert "Needs you" not in question
+
+
+async def test_a_session_that_has_held_nothing_yet_is_not_said_to_have_no_cap(source: OperationSource) -> None:
+    view = await source.call("top")
+    line = msgspec.structs.replace(view.sessions[0], spent_usd=Decimal(0), held_usd=Decimal(0), cap_usd=None)
+    rows = list_rows(msgspec.structs.replace(view, sessions=[line]))
+    assert rows["sessions"][0][1][3] == ""
 
 
 async def test_ctrl_c_ends_it_also_in_the_middle_of_a_question(source: OperationSource) -> None:

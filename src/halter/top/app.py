@@ -125,9 +125,10 @@ class TopApp(App[None]):
     #head { height: 1; text-style: bold; text-wrap: nowrap; text-overflow: ellipsis; }
     TabbedContent { height: 1fr; }
     TabPane { padding: 0; }
-    DataTable { height: 1fr; }
+    DataTable { height: 1fr; scrollbar-size-horizontal: 0; }
+    App:nocolor .datatable--cursor { text-style: reverse; }
     #below { height: 7; border-top: solid; }
-    ModalScreen { align: center middle; }
+    ModalScreen { align: center middle; background: $background; }
     #question, #edit { width: 90%; height: 80%; border: solid; padding: 0 1; }
     #line { width: 90%; height: auto; border: solid; padding: 0 1; }
     """

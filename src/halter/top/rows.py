@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from halter.core.clock import format_duration
-from halter.core.money import format_unit_amount, format_usd
+from halter.core.money import Unit, format_unit_amount, format_usd
 from halter.core.text import escape_hidden, format_count, to_one_line
 from halter.operations.top import FleetView, QueuedNeed, SessionLine
 from halter.present.events import format_hour
@@ -18,7 +18,7 @@ Row = tuple[str, Sequence[str]]
 COLUMNS: Final = {
     "sessions": ("session", "state", "spent", "of cap", "began", "next"),
     "inbox": ("agent", "what"),
-    "budgets": ("scope", "window", "used", "spent", "held", "cap"),
+    "budgets": ("scope", "used", "spent", "held", "cap", "window"),
     "workers": ("process", "where", "health", "agents", "awake"),
 }
 TITLES: Final = {"sessions": "Sessions", "inbox": "Needs you", "budgets": "Budgets", "workers": "Workers"}
@@ -51,11 +51,11 @@ def list_rows(view: FleetView) -> dict[str, list[Row]]:
                 f"{row.scope} {row.window} {row.unit}",
                 (
                     row.scope,
-                    row.window or "its life",
                     draw_bar(row.spent + row.held, row.cap),
-                    format_unit_amount(row.spent, row.unit),
-                    format_unit_amount(row.held, row.unit),
+                    _format_part(row.spent, row.unit),
+                    _format_part(row.held, row.unit),
                     "none" if row.cap is None else format_unit_amount(row.cap, row.unit),
+                    row.window or "its life",
                 ),
             )
             for row in view.budgets
@@ -70,13 +70,19 @@ def list_rows(view: FleetView) -> dict[str, list[Row]]:
     }
 
 
+def _format_part(amount: Decimal, unit: Unit) -> str:
+    """An amount of a cap; the cap itself says the unit."""
+    return format_unit_amount(amount, unit).removesuffix(f" {unit}")
+
+
 def _session(line: SessionLine, now: int) -> tuple[str, ...]:
     due = "" if line.due_at is None else "now" if line.due_at <= now else f"in {format_duration(line.due_at - now)}"
     return (
         line.session,
         line.state.replace("_", " ").lower(),
         format_usd(line.spent_usd),
-        draw_bar(line.spent_usd + line.held_usd, line.cap_usd),
+        # Before anything was held, the cap is not in the store.
+        draw_bar(line.spent_usd + line.held_usd, line.cap_usd) if line.spent_usd or line.held_usd else "",
         f"{format_duration(max(0, now - line.started_at))} ago",
         line.why.replace("_", " ") or due,
     )
