@@ -107,6 +107,14 @@ async def test_a_text_that_fits_is_taken_and_one_letter_more_is_not(platform: Pl
     assert not platform.transport.fits("\U0001f600" * most)
 
 
+async def test_a_probe_says_whether_the_token_counts_and_sends_nothing(platform: Platform) -> None:
+    assert await platform.transport.probe() in ("as @halter_bot", "with its token", "as halter")
+    platform.fake.token = "another"
+    with pytest.raises(TransportFailed, match="look at"):
+        await platform.transport.probe()
+    assert platform.fake.messages == []
+
+
 async def test_a_limit_says_how_long_to_wait(platform: Platform) -> None:
     platform.fake.refuse_next.append(Refused(429, "Too Many Requests: retry after 7", retry_after=7))
     with pytest.raises(TransportFailed) as failed:

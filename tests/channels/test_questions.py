@@ -169,10 +169,11 @@ async def test_an_approver_is_not_asked_and_cannot_answer(world: World, tmp_path
     assert await asked.answers() == []
 
 
-async def test_a_halt_in_reply_to_a_question_halts(world: World, tmp_path: Path) -> None:
-    asked = await ready(world, tmp_path)
+@pytest.mark.parametrize(("platform", "words"), [("telegram", "/halt"), ("slack", "Halt"), ("telegram", "/HALT fleet")])
+async def test_a_halt_in_reply_to_a_question_halts(world: World, tmp_path: Path, platform: str, words: str) -> None:
+    asked = await ready(world, tmp_path, platform)
     (first,) = asked.shown
-    asked.reply("/halt", first)
+    asked.reply(words, first)
     await world.advance(MINUTE)
     assert [row.scope for row in await world.journal.ask(Query("all_halts", HaltRow))] == ["fleet"]
     assert await asked.answers() == []

@@ -1,11 +1,16 @@
 """A proxy that is listed says who asks; nobody else does, and who has no group is nobody."""
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
+from typer.testing import CliRunner
 
+from halter.cli import build
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ConfigError, StoreUnavailable
 from halter.core.events import PersonSignedOn, SignOnRefused
@@ -13,6 +18,7 @@ from halter.core.ids import FLEET
 from halter.core.ports import Store
 from halter.core.spec import SignOnSpec
 from halter.operations.desk import Who
+from halter.runtime.runtime import open_runtime
 from halter.server.auth import (
     Allowed,
     AuthRejected,
@@ -26,6 +32,7 @@ from halter.server.auth import (
 )
 from halter.server.middleware import AuthState, ServerLimits
 from halter.server.sign_on import SignOnLog, make_proxy_sign_on
+from halter.settings import read_settings
 from halter.testing.world import World
 
 NOW = 1_767_225_600_000_000
@@ -162,6 +169,24 @@ async def test_a_proxy_s_people_are_recorded_once_an_hour_and_refusals_with_why(
         "approver",
         "operator",
         "approver",
+    ]
+
+
+async def test_sign_ons_are_exported_with_the_calls_once(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "HALTER_PERSON": "ada"}
+    store, export = str(tmp_path / "halter.db"), tmp_path / "audit.jsonl"
+    async with open_runtime(read_settings(environ, tmp_path, store), environ=environ) as app:
+        log = SignOnLog(app.store, app.ids, app.clock)
+        await log.record_request(ask(USER, GROUPS), PROXY)
+        await log.record_request(ask(USER, ("x-forwarded-groups", "guests")), PROXY)
+    words = ["audit", "--store", store, "--export", str(export), "--cursor", "siem"]
+    for _ in range(2):
+        said = await asyncio.to_thread(CliRunner().invoke, build(), words, env=environ)
+        assert said.exit_code == 0, said.output
+    rows = [msgspec.json.decode(line) for line in export.read_bytes().splitlines()]
+    assert [(row["tool"], row["outcome"], row["decided_by"], row["capability_level"]) for row in rows] == [
+        ("sign_on proxy 10.0.0.7", "ok", "ada", "approver"),
+        ("sign_on proxy 10.0.0.7", "no_role", "ada@example.com", ""),
     ]
 
 

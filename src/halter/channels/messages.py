@@ -26,8 +26,8 @@ Verb = Literal["yes", "no", "always", "cap"]
 BUTTON_PATTERN: Final = re.compile(r"(yes|no|always|cap):([0-9a-f]{10}[A-Za-z0-9_-]{22})")
 CODE_PATTERN: Final = re.compile(r"(?:/start|/pair)?(?:@\S+)?\s*([A-Z2-7]{4}-[A-Z2-7]{4}-[A-Z2-7]{4})")
 COMMAND_PATTERN: Final = re.compile(r"/?(\w+)(?:@\w+)?(?:\s+(.*))?", re.DOTALL)
-STEERING_PATTERN: Final = re.compile(r"/(halt|status)(@\w+)?(\s.*)?", re.DOTALL)
-"""What is meant for Halter also where it replies to a question."""
+STEERING_PATTERN: Final = re.compile(r"/(halt|status)(@\w+)?(\s.*)?|halt", re.DOTALL | re.IGNORECASE)
+"""What is meant for Halter also where it replies to a question; where slashes are kept by the platform, without one."""
 QUESTION: Final = "/question"
 RANDOM_BYTES: Final = 16
 DIGEST_LENGTH: Final = 10
