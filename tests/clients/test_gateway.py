@@ -27,6 +27,7 @@ from tests.processes import Halter
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
 BINARIES = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients")) / "node_modules" / ".bin"
+TASK_SERVER = Path(__file__).parents[1] / "gateway" / "servers" / "modern.py"
 ERAS = ("legacy", "modern")
 WRITE = "files__write_file"
 CODEX = """model_provider = "fake"
@@ -64,7 +65,8 @@ class GatewayPlace:
             "everything": {"command": str(BINARIES / "mcp-server-everything"), "args": ["stdio"]},
             "files": {"command": str(BINARIES / "mcp-server-filesystem"), "args": [str(self.files)]},
         }
-        (home / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+        self._servers: dict[str, Any] = {"mcpServers": servers}
+        (home / "servers.json").write_text(json.dumps(self._servers))
         (home / "desk").mkdir()
         self.policy("gateway: {wait: 1s}\n")
         where = ["--agent", str(home / "desk"), "--config", str(home / "servers.json"), "--store", str(home / "s.db")]
@@ -76,6 +78,10 @@ class GatewayPlace:
         self.typed = ["mcpdo", "--catalog", str(home / "catalog.json"), "--format", "json"]
         nothing = subprocess.DEVNULL
         self.quiet: Any = {"env": self.environ, "cwd": home, "stdin": nothing, "stdout": nothing, "stderr": nothing}
+
+    def add_server(self, name: str, command: str, *args: str) -> None:
+        self._servers["mcpServers"][name] = {"command": command, "args": args}
+        (self.home / "servers.json").write_text(json.dumps(self._servers))
 
     def noted(self) -> list[str]:
         return self.notes.read_text().splitlines() if self.notes.exists() else []
@@ -348,6 +354,36 @@ def test_a_call_of_inspector_that_a_person_approves_while_it_waits_is_made(place
     assert path.read_text() == "new"
     # In the newer protocol it knows tasks, and asks how its own stands.
     assert ('"resultType":"task"' in (place.home / "said").read_text()) == (era == "modern")
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_inspector_is_sent_to_the_decision_s_page_and_a_person_answers_while_it_waits(
+    place: GatewayPlace, era: str
+) -> None:
+    page = "https://halter.example"
+    place.policy(f"gateway: {{wait: 2m, dashboard: '{page}'}}\n")
+    path = place.files / "i.txt"
+    with place.connected(era) as do:
+        asked = do("tools/call", WRITE, f"path:={path}", "content:=new")["elicitationPending"]
+        assert (asked["mode"], asked["url"].startswith(f"{page}/decision/")) == ("url", True)
+        with place.approving():
+            said = do("elicitation/respond", asked["elicitationId"], "--done")
+        assert "Successfully wrote" in json.dumps(said), said
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_inspector_calls_a_server_that_makes_tasks_of_calls(place: GatewayPlace, era: str) -> None:
+    """In the newer protocol it gets tasks of the gateway's own, and answers their questions."""
+    (place.home / "halter.yaml").write_text("mode: FULL\n")
+    place.add_server("tasks", sys.executable, str(TASK_SERVER), str(place.notes))
+    with place.connected(era) as do:
+        given = {"what": "j", "ends": "completed", "asks": ["a"], "lies": {}}
+        asked = do("tools/call", "tasks__job", json.dumps(given))["elicitationPending"]
+        assert asked["message"] == "The server tasks asks: Which?"
+        said = do("elicitation/respond", asked["elicitationId"], "colour:=red")
+        assert said["content"][0]["text"] == "j is done red"
+    assert [line.split(" {")[0] for line in place.noted()] == ["begin j", "tasks/update j"]
+    assert ('"tasks/update"' in (place.home / "heard").read_text()) == (era == "modern")
 
 
 def test_a_server_of_others_asks_the_agent_s_model_and_inspector_follows_its_resource(place: GatewayPlace) -> None:

@@ -19,6 +19,7 @@ from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, 
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
 from halter.tools.mcp_contents import render_contents
+from tests.gateway.desks import pass_time
 from tests.processes import warm_command
 
 SERVERS = Path(__file__).parent / "mcp_servers"
@@ -97,6 +98,24 @@ async def test_what_a_tool_says_of_its_failure_reaches_the_model() -> None:
             await ran(tools["fail"], {"reason": "no paper left"})
         assert str(failure.value).startswith("ToolError: ")
         assert "no paper left" in failure.value.partial
+
+
+async def test_a_task_of_a_server_is_followed_and_cancelled_where_it_asks_for_input(tmp_path: Path) -> None:
+    clock, notes = ManualClock(), tmp_path / "notes"
+    program = Path(__file__).parents[1] / "gateway" / "servers" / "modern.py"
+    server = ToolServer("modern", command=sys.executable, args=(str(program), str(notes)))
+
+    async def run(what: str, *asks: str) -> str:
+        given = {"what": what, "ends": "completed", "asks": asks}
+        call = asyncio.create_task(ran(tools["job"], given))
+        await pass_time(clock, call)
+        return await call
+
+    async with using(server, clock=clock) as tools:
+        assert await run("j") == "j is done"
+        with pytest.raises(Unstoppable, match="asks for input"):
+            await run("k", "a")
+    assert notes.read_text().splitlines() == ["begin j", "begin k", "tasks/cancel k {}"]
 
 
 async def test_arguments_are_checked_before_they_are_sent() -> None:
