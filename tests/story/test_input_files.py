@@ -133,8 +133,15 @@ def test_pages_without_a_type_are_counted_where_they_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "hides",
-    [b"/Type /Obj#53tm", b"/Kids [3 0 R 3 0 R]", b"/Kids 7 0 R", b"/Kids [3 0 R %]\n4 0 R]"],
-    ids=["escaped name", "shown again", "listed elsewhere", "comment"],
+    [
+        b"/Type /Obj#53tm",
+        b"/Kids [3 0 R 3 0 R]",
+        b"/Kids [3 0 R 4 0 R] /Kids [4 0 R]",
+        b"/Kids [3 0 R] /Kids [3  0 R]",
+        b"/Kids 7 0 R",
+        b"/Kids [3 0 R %]\n4 0 R]",
+    ],
+    ids=["escaped name", "shown again", "a shared node", "the same list twice", "listed elsewhere", "comment"],
 )
 def test_pages_that_may_be_more_than_they_seem_cannot_be_counted(hides: bytes) -> None:
     with pytest.raises(ConfigError, match="cannot be counted"):

@@ -123,8 +123,10 @@ def _count_pages(file: File) -> int:
     # A name may be written in numbers.
     data = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), file.data)
     lists = [(each, _LINK.findall(each)) for each in _KIDS.findall(data)]
-    unclear = any(not each or b"%" in each or len(links) > len({*links}) for each, links in lists)
-    found = max(len(_PAGE.findall(data)), len({link for _, links in lists for link in links}))
+    links = [link for _, each in lists for link in each]
+    # A node in two lists is shown by both, with all that is below it.
+    unclear = len(links) > len({*links}) or any(not each or b"%" in each for each, _ in lists)
+    found = max(len(_PAGE.findall(data)), len(links))
     if _HIDES_PAGES in data or unclear or not found:
         raise ConfigError(
             f"The pages of {file.name} cannot be counted, so its cost is not bounded: say how many there are, as in "
