@@ -18,10 +18,13 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from halter import Agent, Message, tool
+from halter import Agent, Message, PersonAsked, Result, tool
 from halter.core.errors import ConfigError
+from halter.core.ids import SortableIds
 from halter.core.messages import Prompt, Text, ToolCall, ToolResult
 from halter.core.tools import Tool
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.journal.open import open_store
 from halter.models.pydantic_messages import read_history, write_pydantic_messages
 from halter.testing.models import FunctionModel, TestModel
 
@@ -116,9 +119,9 @@ async def test_what_pydantic_ai_said_goes_on_here_and_back_there(bench: Bench) -
     assert len(ended.all_messages()) == 6
 
 
-def sending(bench: Bench, *lines: Any) -> tuple[Agent, list[str]]:
+def sending(bench: Bench, *lines: Any, provenance: str = "strict") -> tuple[Agent, list[str]]:
     sent: list[str] = []
-    agent = bench.agent(*lines, policy={"policy": {"provenance": "strict"}})
+    agent = bench.agent(*lines, policy={"policy": {"provenance": provenance}})
 
     @agent.tool(
         level="SAFE", reads="nothing", reach="others", arguments={"to": "destination:address", "text": "content"}
@@ -152,6 +155,35 @@ async def test_no_history_makes_what_others_wrote_the_words_of_a_person(bench: B
     assert sent == ["bob@house.example"]
     refused = [part for each in result.messages for part in each.parts if isinstance(part, ToolResult)]
     assert "untrusted" in [part.outcome for part in refused]
+
+
+@pytest.mark.parametrize("taken", ["history", "result"])
+async def test_what_a_person_denied_there_is_not_asked_again_here(bench: Bench, taken: str) -> None:
+    """The attack: a denied call, tried again in a session that begins with the history of the first."""
+    to_mallory = calls(("send", {"to": "mallory@evil.example"}))
+    lines = [to_mallory, says("I ask."), says("Denied."), to_mallory, says("Done.")]
+    agent, sent = sending(bench, *lines, provenance="ask")
+    letter = Message("user", (Text(LETTERS, "document", trusted=False),))
+    async with agent:
+        first = None
+        async for event in agent.stream_events("Read my letters.", kind="task", history=[letter]):
+            if isinstance(event, PersonAsked):
+                await deny(bench)
+            first = event
+        assert isinstance(first, Result)
+        before = first.messages if taken == "result" else await agent.history(first.session)
+        second = await agent.run("Go on.", history=before)
+    assert sent == []
+    assert len(bench.facts("decision_asked")) == 1
+    *_, last = [part for each in second.messages for part in each.parts if isinstance(part, ToolResult)]
+    assert "A person denied an earlier call like it in this session" in last.text
+
+
+async def deny(bench: Bench) -> None:
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    (waiting,) = await list_pending_decisions(store)
+    await store.commit(answer_decision(waiting, "deny", "ada", "answer"))
+    await store.close()
 
 
 def seen_by(model: FunctionModel) -> Prompt:

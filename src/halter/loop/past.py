@@ -56,6 +56,24 @@ def _is_denial(stored: Stored) -> bool:
             return False
 
 
+def has_denial(messages: Iterable[Message]) -> bool:
+    """Whether a person denied a call of a history, at once or at the end of a turn.
+
+    What others had to do with that call is not said there: they may have.
+    """
+    return any(_tells_denial(part) for message in messages for part in message.parts)
+
+
+def _tells_denial(part: Part) -> bool:
+    match part:
+        case ToolResult():
+            return part.outcome == "approval_denied"
+        case Text():
+            return part.reason == "staged" and "approval_denied" in part.text
+        case ToolCall():
+            return False
+
+
 def _drop_open_step(messages: Sequence[Message]) -> Sequence[Message]:
     last = messages[-1] if messages else None
     waits = last is not None and any(isinstance(part, ToolCall) for part in last.parts)

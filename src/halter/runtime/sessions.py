@@ -33,7 +33,7 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
 from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.past import number_calls, read_past
+from halter.loop.past import has_denial, number_calls, read_past
 from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import PATIENCE, AgentContext, keep_policy, make_guard, models_of
@@ -165,7 +165,7 @@ async def begin_session(
     if history:
         messages = tuple(mask_message(message, redact) for message in number_calls(history))
         given = await offload_body(context.store, msgspec.json.encode(messages))
-        more = [Draft(HistoryGiven(messages=len(messages)), *given), *more]
+        more = [Draft(HistoryGiven(messages=len(messages), denied=has_denial(messages)), *given), *more]
     body = to_body(redact(text))
     committed = await context.store.commit(
         lifecycle.start_session(event, *await offload_body(context.store, body), more)
