@@ -284,6 +284,40 @@ async def test_a_hand_off_goes_around_no_check_of_the_answer(bench: Bench) -> No
     assert checked == ["Perhaps at noon.", "At noon."]
 
 
+def answers(value: str) -> ScriptLine:
+    return calls(("final_answer", {"value": value}))
+
+
+@pytest.mark.parametrize("hand_off", [False, True], ids=["asked", "handed over"])
+async def test_the_checks_of_an_asked_agent_hold_for_what_it_says(bench: Bench, *, hand_off: bool) -> None:
+    helper = scout(bench, says("Somewhere."), answers("Somewhere."), answers("under the mat"))
+
+    @helper.output_validator
+    def check(value: str) -> str:
+        if "mat" not in value:
+            raise Retry("Say where exactly.")
+        return value.upper()
+
+    asks = calls((f"{'hand_off_to' if hand_off else 'ask'}_scout", {"task": TASK}))
+    agent = bench.agent(asks, says("Done."), agents=[helper.as_tool(hand_off=hand_off)])
+    result = await agent.run("Where is the key?")
+    assert [(outcome, text) for _, outcome, text in results(result)][:1] == [("ok", "UNDER THE MAT")]
+    if hand_off:
+        assert result.text == "UNDER THE MAT"
+
+
+async def test_an_asked_agent_whose_answers_pass_no_check_has_none(bench: Bench) -> None:
+    helper = scout(bench, *[answers("Somewhere.")] * 4, says("I give up."), says("I give up."))
+
+    @helper.output_validator
+    def check(value: str) -> str:
+        raise Retry("Say where exactly.")
+
+    result = await bench.agent(ASK, says("Done."), agents=[helper]).run("Where is the key?")
+    ((_, outcome, text),) = results(result)
+    assert (outcome, "Somewhere" in text.split("]")[0]) == ("error", False)
+
+
 async def test_the_same_call_after_a_crash_goes_on_with_the_same_session(bench: Bench) -> None:
     """A crash before the call is settled has it made again under the same id: nothing is asked or paid twice."""
     helper = scout(bench, says("Under the mat.", usage=used(5000, 500)))

@@ -299,7 +299,7 @@ class Agent(AgentProgram):
         async with AsyncExitStack() as stack:
             agent, models = await self._assembled(context.app, stack)
             agent = await self._add_dynamic_parts(agent, None)
-            yield replace(context, agent=agent, models=models, bound=None)
+            yield replace(context, agent=agent, models=models, bound=None, form=self._make_form(None, None))
 
     def instructions(self, function: F) -> F:
         """Adds a function that returns further instructions, asked when a run begins: `@agent.instructions`.

@@ -26,6 +26,7 @@ from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.tasks.task_tools import READ_OUTPUT
+from halter.tools.answer_form import AnswerForm
 
 PATIENCE: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
 """How long to wait for the lease of a session whose owner may have died."""
@@ -116,7 +117,8 @@ class _Made:
 class AgentContext(msgspec.Struct, frozen=True):
     """An agent with its models, at work under one worker id of this process.
 
-    `brakes` makes the injection brake of a session; a drill breaks it on purpose.
+    `brakes` makes the injection brake of a session; a drill breaks it on purpose. `form` is what an agent's answer must
+    fit where another one asks it.
     """
 
     app: Runtime
@@ -128,6 +130,7 @@ class AgentContext(msgspec.Struct, frozen=True):
     made: _Made = msgspec.field(default_factory=_Made)
     bound: GuardRuntime | None = None
     brakes: type[SessionBrake] = SessionBrake
+    form: AnswerForm | None = None
 
     @property
     def store(self) -> Store:

@@ -25,6 +25,7 @@ from halter.core.tools import Failed, Tool
 from halter.dispatch.heartbeat import take_lease
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
+from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.past import read_past
 from halter.loop.session_runtime import WaitListener, find_last_words
@@ -40,6 +41,7 @@ from halter.runtime.sessions import (
 )
 from halter.state import lifecycle
 from halter.tasks.agent_tool import AgentTool
+from halter.tasks.result import find_accepted_call
 
 SUB_SESSION_DIVISOR: Final = 2
 """A sub-session gets at most half of what its parent has left."""
@@ -68,7 +70,7 @@ async def open_delegate(context: AgentContext, name: str) -> AsyncGenerator[Agen
     async with assemble_agent(context.app, folder) as agent, models_of(context.app, agent) as models:
         if agent.policy.name != name:
             raise ConfigError(f"{folder}/{AGENT_FILE} is not that of {name}, but of {agent.policy.name}.")
-        yield msgspec.structs.replace(context, agent=agent, models=models, bound=None)
+        yield msgspec.structs.replace(context, agent=agent, models=models, bound=None, form=None)
 
 
 async def delegate_task(
@@ -231,14 +233,16 @@ async def run_agent_tool(
             if not await begin_sub_session(context, parent, other, task, asked):
                 raise Failed("TooLittleMoney", await explain_insufficient_cap(context, parent))
         elif row.ended_at is not None:
-            return _conclude(row.state, row.terminal_reason, await read_last_words(store, child))
+            words = _conclude(row.state, row.terminal_reason, await read_last_words(store, child))
+            events = await read_stream(store, session_stream(child))
+            return await _find_answer(other, (await read_past(child, events, store)).messages, words)
         return await _attend_asked(other, child, waits)
 
 
 async def _attend_asked(other: AgentContext, child: str, waits: WaitListener) -> str:
     """Runs a sub-session to its end. One that would rest is over: its parent waits for it, and holds its money."""
     try:
-        made = await claim_session(other, child, waits=waits)
+        made = await claim_session(other, child, waits=waits, answer=other.form and other.form.tool)
     except ConfigError as error:
         raise Failed("Unavailable", str(error)) from error
     try:
@@ -250,7 +254,18 @@ async def _attend_asked(other: AgentContext, child: str, waits: WaitListener) ->
     if not came.over:
         await _cancel_resting(other, child)
         raise Failed("Unfinished", "it asks for something that only a person can say. " + words, words)
-    return _conclude(came.state, f"{came.terminal_reason}. {came.sentence}", words)
+    words = _conclude(came.state, f"{came.terminal_reason}. {came.sentence}", words)
+    return await _find_answer(other, made.loop.messages, words)
+
+
+async def _find_answer(other: AgentContext, messages: Sequence[Message], words: str) -> str:
+    """Returns an agent's answer: its last words, or what its own checks accepted."""
+    if other.form is None:
+        return words
+    accepted = find_accepted_call(messages[-2:], FINAL_ANSWER)
+    if accepted is None:
+        raise Failed("NoAnswer", "no answer of it passed its own checks", words)
+    return str(await other.form.read(accepted))
 
 
 async def _cancel_resting(other: AgentContext, child: str) -> None:
