@@ -1,9 +1,17 @@
-"""The sessions of a conversation: a run goes on with the one that is not over, however many are."""
+"""The sessions of a conversation: a run goes on with the one that is not over, however many are.
+
+And what every adapter is tested for.
+"""
+
+import re
+from pathlib import Path
 
 import pytest
 
+from halter import adapters
 from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open
 from tests.adapters.conftest import Desk
+from tests.adapters.killed_program import FRAMEWORKS
 
 
 @pytest.mark.parametrize("over", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
@@ -25,3 +33,27 @@ async def test_each_run_of_a_conversation_begins_where_the_last_one_ended(desk: 
         async with runs.session("Pay.", "one") as session:
             names.append(session.id)
     assert names == ["one.0", "one.1", "one.2", "one.3"]
+
+
+PROMISES = (
+    r"def test_parallel_\w+_on_one_cap_never_pass_it",
+    r"for \w+ in range\(20\)",
+    r"def test_a_halt_ends_a_\w+_within_its_request",
+    r"def test_(what_goes_round_the_guard_is_refused|a_tool_that_the_provider_runs_is_named)",
+)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_adapter_is_tested_for_caps_halts_and_what_goes_round_it(framework: str) -> None:
+    tested = (Path(__file__).parent / f"test_{framework}.py").read_text()
+    assert [promise for promise in PROMISES if re.search(promise, tested) is None] == []
+
+
+def test_every_adapter_is_tested_for_a_kill() -> None:
+    folder = Path(adapters.__file__).parent
+    guarding = {
+        each.stem
+        for each in folder.glob("*.py")
+        if re.search(r"^def (guard|create_agent)\(", each.read_text(), re.MULTILINE)
+    }
+    assert guarding == {*FRAMEWORKS}
