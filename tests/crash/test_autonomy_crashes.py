@@ -316,7 +316,7 @@ async def turns_of(world: World) -> Sequence[Told]:
     return turns
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     for number, (world, manor) in enumerate(everywhere(0, every)):
         made = world.run(judged(world, manor))
@@ -328,7 +328,7 @@ def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> N
             assert [line.outcome for line in made.requests].count("error") == 1
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_was_due_while_nobody_ran_is_woken_at_the_next_start(every: int) -> None:
     for world, manor in everywhere(7 * HOUR, every):
         made = world.run(judged(world, manor))

@@ -132,7 +132,7 @@ def truly_sent(story: Story, *texts: str) -> None:
         assert story.desk.done[f"send {text}"] == (result.outcome == "ok")
 
 
-EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
 """Each commit has one kind of crash; with patience, each has all of them."""
 
 
