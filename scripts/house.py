@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -51,12 +52,9 @@ class Text:
     """What the files say without being run."""
 
     files: int
-    lines: int
-    net_lines: int
     fullest_folder: tuple[str, int]
     gerunds: tuple[str, ...]
     duplicates: dict[str, int]
-    words: int
 
 
 @dataclass
@@ -88,18 +86,29 @@ def modules() -> list[Path]:
 def text() -> Text:
     """Measure the files."""
     found = modules()
-    sources = {path: path.read_text("utf-8") for path in found}
-    trees = {path: ast.parse(source) for path, source in sources.items()}
     folder, most = Counter(path.parent for path in found).most_common(1)[0]
     return Text(
         files=len(found),
-        lines=sum(source.count("\n") for source in sources.values()),
-        net_lines=sum(_net_lines(sources[path], trees[path]) for path in found),
         fullest_folder=(folder.relative_to(SOURCE).as_posix(), most),
         gerunds=tuple(path.relative_to(SOURCE).as_posix() for path in found if _is_gerund(path.stem)),
-        duplicates=_duplicates(trees.values()),
-        words=sum(len(WORDS.findall(source)) for source in sources.values()),
+        duplicates=_duplicates(map(parse_module, found)),
     )
+
+
+@cache
+def parse_module(path: Path) -> ast.Module:
+    """Parse a file, once for all that look at it."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+def count_text() -> dict[str, int]:
+    """Count lines and words."""
+    sources = {path: path.read_text("utf-8") for path in modules()}
+    return {
+        "lines": sum(source.count("\n") for source in sources.values()),
+        "net_lines": sum(_net_lines(source, parse_module(path)) for path, source in sources.items()),
+        "words": sum(len(WORDS.findall(source)) for source in sources.values()),
+    }
 
 
 def _is_gerund(stem: str) -> bool:
@@ -237,6 +246,7 @@ def figures() -> dict[str, Any]:
     made, way = text(), travel()
     return {
         **asdict(made),
+        **count_text(),
         "frames_of_a_call": way.frames,
         "files_of_a_call": way.files,
         "path_of_a_call": [f"{Path(code.co_filename).stem}.{code.co_qualname}" for code in way.path],

@@ -19,6 +19,7 @@ from halter.tools.files import make_file_tools
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.http import make_http_tools
 from halter.tools.shell import make_shell_tool
+from scripts.house import parse_module
 
 SOURCE = Path(__file__).parents[2] / "src" / "halter"
 DRILLS = SOURCE.with_name("halter_drills")
@@ -28,17 +29,12 @@ PROGRAM = Path("tools/isolated_program.py")
 DEFINITION = Path("core/tools.py")
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
 def makers_of_permits(root: Path) -> set[Path]:
     """Find the modules that do anything with the class of permits but name it as a type."""
     return {
         path.relative_to(root)
         for path in root.rglob("*.py")
-        if path.relative_to(root) != DEFINITION and any(uses(parsed(path)))
+        if path.relative_to(root) != DEFINITION and any(uses(parse_module(path)))
     }
 
 
@@ -138,7 +134,9 @@ def test_naming_a_permit_as_a_type_is_no_bypass(tmp_path: Path) -> None:
 
 def askers_of_models(root: Path) -> set[Path]:
     """Find the modules that ask a model. Stores and engines are asked too, but never with a permit."""
-    return {path.relative_to(root) for path in root.rglob("*.py") if any(map(asks_a_model, ast.walk(parsed(path))))}
+    return {
+        path.relative_to(root) for path in root.rglob("*.py") if any(map(asks_a_model, ast.walk(parse_module(path))))
+    }
 
 
 def asks_a_model(node: ast.AST) -> bool:
@@ -212,7 +210,7 @@ def namers(root: Path, name: str) -> set[Path]:
 @cache
 def names_at(path: Path) -> frozenset[str]:
     """Collect every name that a module uses."""
-    return frozenset(name for node in ast.walk(parsed(path)) for name in names_of(node))
+    return frozenset(name for node in ast.walk(parse_module(path)) for name in names_of(node))
 
 
 def names_of(node: ast.AST) -> set[str]:
