@@ -4,6 +4,7 @@ export PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TYPED := $(VENV)/.typed
 # Where `make clients` puts other people's programs; several trees may share one folder.
 CLIENTS := $(or $(HALTER_CLIENTS),.clients)
 # The machine's own certificates count, as they do for pip: uv's bundled ones know no company's proxy.
@@ -38,9 +39,9 @@ run: setup
 
 # The types are checked while the tests run, and shown after them; it fails if either fails.
 test: style system
-	@$(BIN)/basedpyright >$(VENV)/types.log 2>&1 & types=$$!; \
+	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n 4 --max-worker-restart 0; tests=$$?; \
-	wait $$types; types=$$?; echo basedpyright; cat $(VENV)/types.log; exit $$((tests | types))
+	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
 
 check: style types
 
@@ -49,8 +50,12 @@ style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 
-types: setup
+# A minute and a half of CPU time, and so only after a change.
+types: setup $(TYPED)
+
+$(TYPED): $(INSTALLED) $(shell find src -name '*.py')
 	$(BIN)/basedpyright
+	@touch $@
 
 # The pages that are made from the code; a test tells when they have to be made anew.
 docs: setup
