@@ -39,30 +39,27 @@ def axe() -> str:
         pytest.skip(str(missing))
 
 
-def find_faults(page: Any, scheme: str, script: str, *given: Any) -> Any:
+def find_faults(page: Any, scheme: str, script: str) -> Any:
     """What is wrong with a page in a theme. It may be drawn anew at that moment: what is wrong is so at each look."""
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
-    found = page.evaluate(script, *given)
+    found = page.evaluate(script)
     for _ in range(LOOKS - 1):
-        found = found and page.evaluate(script, *given)
+        found = found and page.evaluate(script)
     return found
 
 
 LOOKS = 4
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(page: Any, axe: str, scheme: str) -> None:
-    if not page.evaluate("() => 'axe' in window"):
-        page.evaluate(axe)
-    # What a theme changes is colours: all the other rules find the same in both.
-    rules = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-    assert find_faults(page, scheme, SERIOUS, rules) == []
+def test_axe_finds_nothing_serious(page: Any, axe: str) -> None:
+    page.evaluate(axe)
+    # What a theme changes is colours, and those of both have a test of their own, which is stricter.
+    assert find_faults(page, "light", SERIOUS) == []
 
 
-SERIOUS = """async only => (await axe.run(document, {
-        resultTypes: ['violations'], preload: false, iframes: false, selectors: false, ...only})).violations
+SERIOUS = """async () => (await axe.run(document, {
+        resultTypes: ['violations'], preload: false, iframes: false, selectors: false})).violations
     .filter(found => ['serious', 'critical'].includes(found.impact))
     .map(found => [found.id, found.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
 
