@@ -122,3 +122,11 @@ def test_a_picture_is_held_at_its_most_in_every_framework(desk: Desk, run: Any, 
         asyncio.run(run(desk, 0.015, near=near))
     assert (refused.value.outcome, desk.paid) == ("cost_cap_reached", [])
     assert "Done: " in asyncio.run(run(desk, 0.09, near=near))
+
+
+async def test_sound_without_a_known_price_is_refused_before_the_model_is_asked(desk: Desk) -> None:
+    model = test_langchain.FunctionChatModel(asked=[])
+    asked: Any = {"messages": [{"role": "user", "content": [{"type": "audio", "url": FAR}]}]}
+    with pytest.raises(EffectRefused, match="audio"):
+        await test_langchain.make_agent(desk, cap=100, model=model).ainvoke(asked)
+    assert model.asked == []
