@@ -54,6 +54,7 @@ def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> Non
         for model in models(resolve_agent(FleetConfig(), read_agent(each), each).mind)
     }
     assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
+    assert named >= {"azure", "bedrock", "vertex", "openrouter", "groq", "mistral"}
     assert any(provider not in {*KNOWN_PROVIDERS, "reflex", "scripted"} for provider in named)
     page = (PROVIDERS / "README.md").read_text("utf-8")
     assert [folder.name for folder in FOLDERS if f"[{folder.name}]({folder.name})" not in page] == []

@@ -120,7 +120,9 @@ async def test_without_a_token_a_person_is_told_what_to_do_and_nothing_is_paid(
     tokens.status = "400 Bad Request"
     with pytest.raises(ModelUnusable, match=r"NoCredentials: there are none of google here .*gcloud auth"):
         await GoogleCredentials().renew()
-    assert provider.asked == []
+    result = await ask(tmp_path, provider, "google", "openai", "/v1")
+    assert (result.ok, result.cost_usd, provider.asked) == (False, 0, [])
+    assert "gcloud auth application-default login" in result.sentence
 
 
 @pytest.mark.parametrize("token", ["", "a-session-token"])

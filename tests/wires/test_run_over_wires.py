@@ -77,6 +77,26 @@ def run(tmp_path: Path, wire: str, provider: Any) -> Desk:
     return Desk(tmp_path, wire, provider)
 
 
+@pytest.mark.parametrize("name", ["azure", "bedrock", "openrouter", "groq", "mistral", "deepseek", "together"])
+async def test_a_provider_of_openais_protocol_is_asked_by_its_own_name(
+    tmp_path: Path, provider: Any, name: str
+) -> None:
+    provider.says("Yes.")
+    place = {"base_url": f"http://127.0.0.1:{provider.port}/v1", "api_key": "${secret:MADE_UP}"}
+    bench = Bench(tmp_path)
+    agent = bench.agent(
+        model=f"{name}:some/model-1:0",
+        providers={name: place},
+        secrets={"MADE_UP": provider.key},
+        fleet={"models": {f"{name}:some/model-1:0": PRICE}},
+    )
+    result = await agent.run("Are you there?")
+    assert (result.text, provider.last["model"]) == ("Yes.", "some/model-1:0")
+    assert provider.asked[-1].headers["authorization"] == f"Bearer {provider.key}"
+    bench.balanced(result)
+    assert result.cost_usd > 0
+
+
 async def test_a_tool_is_called_and_the_answer_streams(run: Desk) -> None:
     run.provider.says("I look.", calls=(("a", "read_file", ('{"path":', '"app.log"}')),))
     run.provider.then()

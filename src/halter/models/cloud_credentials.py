@@ -75,7 +75,8 @@ class GoogleCredentials:
         self._found: Any = None
 
     async def renew(self) -> None:
-        await asyncio.to_thread(self._renew)
+        if self._found is None or not self._found.valid:
+            await asyncio.to_thread(self._renew)
 
     def _renew(self) -> None:
         auth: Any = import_module("google.auth")
