@@ -214,4 +214,4 @@ async def test_a_call_that_is_given_up_is_cancelled_as_the_task_that_its_server_
             else:
                 call.cancel()
         assert (await desk.until_settled()).outcome == "unknown"
-        assert desk.noted() == ["begin j", "tasks/cancel j {}"]
+        await until(lambda: desk.noted() == ["begin j", "tasks/cancel j {}"])

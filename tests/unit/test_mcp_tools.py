@@ -19,7 +19,7 @@ from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, 
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
 from halter.tools.mcp_contents import render_contents
-from tests.gateway.desks import pass_time
+from tests.gateway.desks import pass_time, until
 from tests.processes import warm_command
 
 SERVERS = Path(__file__).parent / "mcp_servers"
@@ -115,7 +115,7 @@ async def test_a_task_of_a_server_is_followed_and_cancelled_where_it_asks_for_in
         assert await run("j") == "j is done"
         with pytest.raises(Unstoppable, match="asks for input"):
             await run("k", "a")
-    assert notes.read_text().splitlines() == ["begin j", "begin k", "tasks/cancel k {}"]
+        await until(lambda: notes.read_text().splitlines() == ["begin j", "begin k", "tasks/cancel k {}"])
 
 
 async def test_arguments_are_checked_before_they_are_sent() -> None:
