@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.guard.halts import halt
 from halter.journal.open import open_store
-from tests.processes import gone
+from tests.processes import Halter, gone
 
 AGENT = "name: desk\n"
 TOOLS = '''
@@ -70,29 +69,27 @@ class Place:
         home = str(self._folder / "home")
         return {**os.environ, "HALTER_STORE": self.url, "HOME": home, "HALTER_PERSON": "ada", "XDG_STATE_HOME": home}
 
-    async def starts(self, tool: str) -> tuple[asyncio.subprocess.Process, list[int]]:
+    async def starts(self, tool: str) -> tuple[Halter, list[int]]:
         """Play one call until it is stuck; return its process, and what the call runs in and has started."""
         (self._folder / "play.yaml").write_text(f"- call: {tool}\n  with: {{fifo: {self._fifo}}}\n")
-        trusted = await self._halter("trust", str(self._folder))
-        await trusted.wait()
-        process = await self._halter("play", str(self._folder / "play.yaml"))
+        await read_to_its_end(self._halter("trust", str(self._folder)))
+        process = self._halter("play", str(self._folder / "play.yaml"))
         family = [int(pid) for pid in (await asyncio.to_thread(self._fifo.read_text)).split()]
         return process, family
 
-    async def _halter(self, *words: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "halter", *words),
-            env=self.environ(),
-            cwd=self._folder,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
+    def _halter(self, *words: str) -> Halter:
+        return Halter(words, env=self.environ(), cwd=self._folder)
 
     async def halts(self) -> None:
         clock = SystemClock()
         store = open_store(self.url, clock=clock, ids=SortableIds(clock.now))
         await store.commit(halt("agent:desk", "ada", "k"))
         await store.close()
+
+
+async def read_to_its_end(process: Halter) -> bytes:
+    with process:
+        return (await asyncio.to_thread(process.communicate))[1]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -123,7 +120,7 @@ async def test_a_blocked_process_is_ended_when_its_session_is_halted(place: Plac
     process, family = await place.starts("compute")
     sentinel = [pid for pid in children(process.pid) if pid not in family]
     await place.halts()
-    _, told = await process.communicate()
+    told = await read_to_its_end(process)
     assert process.returncode == -9
     assert b"was blocked for" in told
     assert b"while agent:desk is halted. It was ended. Continue with: halter play" in told
@@ -133,7 +130,7 @@ async def test_a_blocked_process_is_ended_when_its_session_is_halted(place: Plac
 
 async def test_a_blocked_process_is_ended_when_a_call_is_out_of_time(tmp_path: Path) -> None:
     process, family = await Place(tmp_path, str(tmp_path / "halter.db")).starts("wait")
-    _, told = await process.communicate()
+    told = await read_to_its_end(process)
     assert process.returncode == -9
     assert b"while a call was out of time. It was ended." in told
     await gone(*family)
@@ -142,7 +139,7 @@ async def test_a_blocked_process_is_ended_when_a_call_is_out_of_time(tmp_path: P
 async def test_a_blocked_process_is_ended_when_it_keeps_others_from_writing_a_halt(tmp_path: Path) -> None:
     place = Place(tmp_path, str(tmp_path / "halter.db"))
     process, family = await place.starts("lock")
-    _, told = await process.communicate()
+    told = await read_to_its_end(process)
     assert process.returncode == -9
     assert b"while it kept the store locked. It was ended." in told
     await place.halts()
@@ -155,5 +152,5 @@ async def test_whatever_a_killed_process_had_started_is_ended(tmp_path: Path) ->
     everything = [*family, *children(process.pid)]
     await woke_up(process.pid, *children(process.pid))
     process.kill()
-    await process.wait()
+    await read_to_its_end(process)
     await gone(*everything)
