@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -79,6 +80,21 @@ async def settle(pilot: Any) -> None:
         await pilot.pause()
 
 
+async def press(pilot: Any, *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+
+
+@asynccontextmanager
+async def open_top(source: Any, size: tuple[int, int] = SIZE) -> AsyncIterator[tuple[Any, Any]]:
+    """Show a source, and let somebody press keys once it is shown."""
+    app = TopApp(source, every=None)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        yield app, pilot
+
+
 async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.AsyncClient) -> None:
     at_store = await StoreSource(house.office.desk(name="admin")).call("top", session="mine-1")
     at_server = await at(house, "admin", wire).call("top", session="mine-1")
@@ -93,18 +109,13 @@ async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.Asy
 
 
 async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: OperationSource) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
         sessions = seen(app)
-        await pilot.press("2")
-        await settle(pilot)
+        await press(pilot, "2")
         inbox = seen(app)
-        await pilot.press("3")
-        await settle(pilot)
+        await press(pilot, "3")
         budgets = seen(app)
-        await pilot.press("4")
-        await settle(pilot)
+        await press(pilot, "4")
         workers = seen(app)
     assert "for you" in sessions
     assert re.search(r"mine-1 +running +\$0\.0007 +\.\.\.\.\. 1 %", sessions)
@@ -117,16 +128,10 @@ async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: O
 
 
 async def test_a_second_y_approves_what_was_shown(house: House, either: OperationSource) -> None:
-    app = TopApp(either, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
+    async with open_top(either) as (app, pilot):
+        await press(pilot, "2", "y")
         assert await verdict(house, "mine-asks") == ""
-        await pilot.press("y")
-        await settle(pilot)
+        await press(pilot, "y")
         await finish(app)
         await settle(pilot)
     assert await verdict(house, "mine-asks") == "approve"
@@ -137,20 +142,15 @@ async def test_a_second_y_approves_what_was_shown(house: House, either: Operatio
 async def test_a_key_pressed_twice_at_once_asks_once_and_approves_nothing(
     house: House, source: OperationSource, key: str
 ) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
+        await press(pilot, "2")
         for _ in range(2):
             app.simulate_key(key)
         await settle(pilot)
         assert len(app.screen_stack) == 2
-        await pilot.press("escape")
-        await settle(pilot)
+        await press(pilot, "escape")
         assert len(app.screen_stack) == 1
-        await pilot.press(key)
-        await settle(pilot)
+        await press(pilot, key)
         assert len(app.screen_stack) == 2
     assert await verdict(house, "mine-asks") == ""
 
@@ -159,15 +159,12 @@ async def test_without_colour_the_cursor_is_seen_and_a_question_stands_alone(
     source: OperationSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
         table = app.query_one("#sessions-table", DataTable)
         assert table.get_component_rich_style("datatable--cursor").reverse
         assert not table.get_component_rich_style("datatable--header").reverse
         await pilot.press("2")
-        await pilot.press("y")
-        await settle(pilot)
+        await press(pilot, "y")
         question = seen(app)
     assert "y: Exactly this call, once. n: It does not run." in question
     assert "Needs you" not in question
@@ -181,11 +178,8 @@ async def test_a_session_that_has_held_nothing_yet_is_not_said_to_have_no_cap(so
 
 
 async def test_ctrl_c_ends_it_also_in_the_middle_of_a_question(source: OperationSource) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("h")
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
+        await press(pilot, "h")
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert not app.is_running
@@ -213,15 +207,8 @@ async def test_the_screen_approves_only_what_it_shows(house: House, source: Oper
                 found, inbox=[msgspec.structs.replace(one, digest="before") for one in found.inbox if one.digest]
             )
 
-    app = TopApp(Outdated(), every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
+    async with open_top(Outdated()) as (app, pilot):
+        await press(pilot, "2", "y", "y")
         await finish(app)
     assert [await verdict(house, each) for each in ("mine-asks", "theirs-asks")] == ["", ""]
 
@@ -229,56 +216,36 @@ async def test_the_screen_approves_only_what_it_shows(house: House, source: Oper
 async def test_nobody_approves_a_question_before_its_end_was_on_the_screen(
     house: House, source: OperationSource
 ) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
+        await press(pilot, "2", "y")
         app.screen.query_one("#question Static", Static).update("\n".join(map(str, range(200))))
         await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
+        await press(pilot, "y")
         assert await verdict(house, "mine-asks") == ""
         app.screen.query_one("#question", VerticalScroll).scroll_end(animate=False)
         await settle(pilot)
-        await pilot.press("y")
-        await settle(pilot)
+        await press(pilot, "y")
         await finish(app)
     assert await verdict(house, "mine-asks") == "approve"
 
 
 async def test_n_denies_with_a_reason_and_escape_does_nothing(house: House, source: OperationSource) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
-        await pilot.press("n")
-        await settle(pilot)
-        await pilot.press("escape")
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
+        await press(pilot, "2", "n", "escape")
         assert await verdict(house, "mine-asks") == ""
-        await pilot.press("n")
-        await settle(pilot)
+        await press(pilot, "n")
         app.screen.query_one(Input).value = "not today"
-        await pilot.press("enter")
-        await settle(pilot)
+        await press(pilot, "enter")
         await finish(app)
     assert await verdict(house, "mine-asks") == "deny"
 
 
 async def test_a_halt_is_typed_and_what_is_no_scope_is_told(house: House, source: OperationSource) -> None:
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
         for scope in ("nowhere:at-all", "agent:mine"):
-            await pilot.press("h")
-            await settle(pilot)
+            await press(pilot, "h")
             app.screen.query_one(Input).value = scope
-            await pilot.press("enter")
-            await settle(pilot)
+            await press(pilot, "enter")
             await finish(app)
             await settle(pilot)
         assert "HALTED: agent:mine" in seen(app)
@@ -299,14 +266,11 @@ async def test_a_wrong_token_and_a_server_that_is_gone_are_told_in_a_sentence(
     with pytest.raises(NotDone, match="does not know this token"):
         await ServerSource(house.base, "halter_wrong", wire).call("top")
     source = at(house, "admin", wire)
-    app = TopApp(source, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
+    async with open_top(source) as (app, pilot):
         await house.end()
         with pytest.raises(StoreUnavailable, match="does not answer"):
             await source.call("top")
-        await pilot.press("r")
-        await settle(pilot)
+        await press(pilot, "r")
         screen = seen(app)
     assert "NOT UP TO DATE" in screen
     assert "mine-1" in screen
@@ -322,9 +286,7 @@ async def test_what_an_agent_wrote_neither_steers_the_screen_nor_is_markup(sourc
         async def call(self, name: str, **given: Any) -> Any:
             return view
 
-    app = TopApp(Fixed(), every=None)
-    async with app.run_test(size=(160, 24)) as pilot:
-        await settle(pilot)
+    async with open_top(Fixed(), (160, 24)) as (app, _):
         screen = seen(app)
     assert "[bold red]pay[/]" in screen
     assert "\x1b" not in screen
@@ -350,14 +312,10 @@ async def test_the_cursor_stays_on_its_session_when_others_come(source: Operatio
             return msgspec.structs.replace(view, sessions=self.sessions)
 
     growing = Growing()
-    app = TopApp(growing, every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("down", "down", "down")
-        await settle(pilot)
+    async with open_top(growing) as (app, pilot):
+        await press(pilot, "down", "down", "down")
         growing.sessions = [msgspec.structs.replace(first, session="new"), *many]
-        await pilot.press("r")
-        await settle(pilot)
+        await press(pilot, "r")
         table: Any = app.screen.query_one("#sessions-table")
         assert table.get_row_at(table.cursor_row)[0].plain == "s3"
     assert len(list_rows(await growing.call("top"))["sessions"]) == 1001
@@ -376,18 +334,13 @@ async def test_edited_arguments_are_approved_instead(source: OperationSource) ->
                 return DecisionResult("mine-asks", "Approved.")
             return msgspec.structs.replace(view, inbox=[msgspec.structs.replace(one, need=need)])
 
-    app = TopApp(Noting(), every=None)
-    async with app.run_test(size=SIZE) as pilot:
-        await settle(pilot)
-        await pilot.press("2")
-        await settle(pilot)
+    async with open_top(Noting()) as (app, pilot):
+        await press(pilot, "2")
         for text in ("no json", "[1]", '{"path": NaN}', '{"path": 1e999}', '{"path": "\\ud800"}', '{"path": "b"}'):
-            await pilot.press("e")
-            await settle(pilot)
+            await press(pilot, "e")
             assert '"a\\u202e\\u009b"' in app.screen.query_one(TextArea).text
             app.screen.query_one(TextArea).text = text
-            await pilot.press("ctrl+s")
-            await settle(pilot)
+            await press(pilot, "ctrl+s")
     assert [given for name, given in done if name == "approve"] == [
         {"decision": "mine-asks", "digest": one.digest, "edit": {"path": "b"}}
     ]
