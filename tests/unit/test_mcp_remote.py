@@ -16,6 +16,7 @@ from halter.core.clock import SECOND
 from halter.core.tools import Failed, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpTerms, McpTool, open_mcp_tools
+from tests.gateway.desks import pass_time
 
 HONEST = Path(__file__).parent / "mcp_servers" / "honest.py"
 READ = {"readOnlyHint": True}
@@ -120,6 +121,36 @@ def send(writer: asyncio.StreamWriter, message: dict[str, Any], **headers: str) 
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{more}\r\n"
     writer.write(head.encode() + body)
+
+
+class ModernActor(Actor):
+    """Speaks the newer protocol alone, and makes a task of its one call."""
+
+    async def _answer(self, head: str, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        kept = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        task = {"taskId": "task-1", "ttlMs": None, "createdAt": "", "lastUpdatedAt": ""}
+        results: dict[str, Any] = {
+            "server/discover": {**kept, "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
+            "tools/list": {**kept, "tools": [TOOL]},
+            "tools/call": {**task, "resultType": "task", "status": "working"},
+            "tasks/get": {**task, "resultType": "complete", "status": "completed", "result": WISH},
+        }
+        refusal = {"error": {"code": -32601, "message": "Method not found"}}
+        said = {"result": results[asked["method"]]} if asked.get("method") in results else refusal
+        send(writer, {"id": asked.get("id"), **said})
+        await writer.drain()
+
+
+async def test_requests_about_a_task_name_it_in_their_headers() -> None:
+    """What routes by headers finds the server that has the task."""
+    clock, actor = ManualClock(), ModernActor(saying("200 OK"), READ)
+    async with actor.playing(clock=clock) as tool:
+        call = asyncio.create_task(ran(tool))
+        await pass_time(clock, call)
+        assert await call == "as you wish"
+    (asked,) = [head.lower() for head in actor.headers if "tasks/get" in head.lower()]
+    assert "mcp-method: tasks/get\r\n" in asked
+    assert "mcp-name: task-1\r\n" in asked
 
 
 def saying(head: str, body: bytes = b"", *, cut: bool = False) -> Answer:
