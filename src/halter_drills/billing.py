@@ -291,9 +291,9 @@ class TrustingWire(WireModel):
         made.final = True
         return made
 
-    def _finished(self, response: Any, seen: Exchange, *, streamed: bool) -> Reply:
+    def _finished(self, response: Any, seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         try:
-            return super()._finished(response, seen, streamed=streamed)
+            return super()._finished(response, seen, prompt, streamed=streamed)
         except ModelError as error:
             error.final = True
             raise
