@@ -51,6 +51,7 @@ from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
 from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
+from halter.journal.sqlite import LEASE_DURATION
 from halter.runtime.feed import read_stream_heads
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor, turn_off
@@ -422,6 +423,8 @@ SCENES: Final = (
 
 
 NIGHT_START: Final = VIRTUAL_START + 22 * HOUR
+LEASE: Final = 30 * MINUTE
+"""No process crashes in a whole night, so few heartbeats and looks at folders will do."""
 
 
 class Bill(msgspec.Struct, frozen=True):
@@ -474,11 +477,12 @@ class NightRecord(msgspec.Struct, frozen=True):
 def play_incident(scene: Scene, watch: WatchFrame, record: NightRecord | None = None) -> PlayedIncident:
     """Run an incident on both sides. The figures are the same every time, recorded or not."""
     start, store = (NIGHT_START, None) if record is None else (record.start(scene), record.store)
+    lease = LEASE if scene.span > HOUR else LEASE_DURATION
     # In one store, each incident needs ids of its own.
     seed = 0 if record is None else 1 + [each.name for each in SCENES].index(scene.name)
     with (
         TemporaryDirectory(prefix="halter-night-") as home,
-        World(seed, path=store, orderly=True, threads=False, start=start) as world,
+        World(seed, path=store, orderly=True, threads=False, start=start, lease=lease) as world,
     ):
         person = "demo" if record is None else record.person
         return world.run(_play_incident(scene, world, Path(home), watch, person))
@@ -553,7 +557,8 @@ def _make_runtime(world: World, home: Path, person: str) -> Runtime:
 
 def _make_supervisor(world: World, app: Runtime, model: Model) -> Supervisor:
     given = {str(model.name): model}
-    return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given=given, mode=quiet_mode())
+    chance, mode = random.Random(world.seed), quiet_mode(world.lease)
+    return Supervisor(app, lambda _, __: None, chance=chance, given=given, mode=mode)
 
 
 async def _read_bill(world: World) -> Bill:

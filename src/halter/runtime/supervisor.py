@@ -70,8 +70,6 @@ from halter.state import lifecycle
 SUPERVISOR_DEBOUNCE: Final = SECOND // 10
 NOTICE_POLLING_INTERVAL: Final = 10 * MINUTE
 """Polling interval for undelivered notices."""
-FOLDER_POLLING_INTERVAL: Final = 5 * SECOND
-"""Polling interval of watched folders."""
 SYSTEM_RANDOM: Final = random.SystemRandom()
 
 Serve = Callable[[WebhookReceiver], Coroutine[Any, Any, None]]
@@ -320,7 +318,7 @@ class Supervisor:
         self._sessions.look()
         return (
             *(() if at is None else (max(at, now + SUPERVISOR_DEBOUNCE),)),
-            *((now + FOLDER_POLLING_INTERVAL,) if triggers.watches else ()),
+            *((now + self._mode.folder_polling_interval,) if triggers.watches else ()),
         )
 
     async def _halts(self) -> Mapping[str, HaltRow]:

@@ -193,6 +193,7 @@ def count_takeovers(events: Sequence[Stored], now: int) -> int:
 
 UPKEEP_INTERVAL: Final = 30 * SECOND
 """Polling interval for changes: hints arrive at once, but may be lost."""
+FOLDER_POLLING_INTERVAL: Final = 5 * SECOND
 DRAIN_TIMEOUT: Final = 30 * SECOND
 """How long running sessions may take to rest when a worker ends."""
 
@@ -220,6 +221,8 @@ class DispatchMode:
     """Polling interval for due sessions."""
     upkeep_interval: int = UPKEEP_INTERVAL
     """How often every agent is checked although nothing happened."""
+    folder_polling_interval: int = FOLDER_POLLING_INTERVAL
+    """Polling interval of watched folders."""
 
 
 def make_embedded_mode(kind: str = "up") -> DispatchMode:

@@ -540,7 +540,8 @@ HEARTBEAT: Final = LEASE_DURATION - SECOND
 def quiet_mode(lease: int = LEASE_DURATION) -> DispatchMode:
     """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
     beat, look = lease - SECOND, max(lease - SECOND, MINUTE)
-    return replace(make_embedded_mode(), heartbeat=beat, polling_interval=look, upkeep_interval=look)
+    quiet = replace(make_embedded_mode(), heartbeat=beat, polling_interval=look, upkeep_interval=look)
+    return quiet if lease < 2 * MINUTE else replace(quiet, folder_polling_interval=MINUTE)
 
 
 class Fleet:
