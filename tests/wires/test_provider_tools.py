@@ -116,6 +116,29 @@ async def test_runs_of_code_are_paid_by_their_own_price(house: House) -> None:
     assert (result.text, result.usage.code_executions, str(result.cost_usd)) == ("42", 1, "0.0105")
 
 
+async def test_code_that_google_runs_is_paid_as_tokens(house: House) -> None:
+    parts = [
+        {"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}},
+        {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42"}},
+        {"text": "42"},
+    ]
+    counted = {"promptTokenCount": 1_000, "toolUsePromptTokenCount": 200, "candidatesTokenCount": 10}
+    candidate = {"content": {"role": "model", "parts": parts}, "index": 0, "finishReason": "STOP"}
+    house.provider.sends(200, {"candidates": [candidate], "usageMetadata": {**counted, "totalTokenCount": 1_210}})
+    place = {"base_url": f"http://127.0.0.1:{house.provider.port}", "api_key": "${secret:MADE_UP}"}
+    agent = house.bench.agent(
+        model="google:gemini-3.5-flash",
+        providers={"google": place},
+        secrets={"MADE_UP": house.provider.key},
+        provider_tools={"code_execution": {"max_uses": 2}},
+        clock=SystemClock(),
+    )
+    result = await agent.run("What is 6 times 7?")
+    assert (result.text, result.usage.code_executions, result.usage.input_tokens) == ("42", 1, 1_200)
+    assert [tool for tool in house.provider.last["tools"] if "codeExecution" in tool]
+    house.bench.balanced(result)
+
+
 @pytest.mark.parametrize(
     ("tool", "why"), [("web_search", "it searches the web"), ("code_execution", "its provider may run code for it")]
 )
