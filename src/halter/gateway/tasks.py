@@ -48,7 +48,7 @@ def knows_tasks(context: Context) -> bool:
 def demand_tasks(context: Context) -> None:
     """Refuse what is about tasks to a client that does not say, each time, that it knows them."""
     if not knows_tasks(context):
-        needed = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
         raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"Halter: {context.method} needs {TASKS_EXTENSION}.", needed)
 
 
