@@ -31,6 +31,8 @@ from halter_drills.provider import ListedProvider
 if TYPE_CHECKING:
     import httpx2
 
+IMPORTED: Final = ("halter.proxy.proxy", "halter.server.server", "uvicorn")
+"""What every proxy would import anew after each kill."""
 ProxyAct = Literal["whole", "streamed", "hangs up", "breaks off", "killed"]
 """An answer in one piece or in many; a client that leaves; a provider that does; a proxy that is killed."""
 
@@ -109,7 +111,7 @@ async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool
 def run(setting: Setting) -> DrillResult:
     if missing := find_missing():
         raise ConfigError(missing)
-    with own_store(in_memory(setting)) as ground, children(__name__) as started:
+    with own_store(in_memory(setting)) as ground, children(__name__, *IMPORTED) as started:
         return asyncio.run(_drilled(setting, ground, started))
 
 
