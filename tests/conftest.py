@@ -42,9 +42,14 @@ TOGETHER = (
 )
 """Tests that share what takes long to make, such as a browser: one worker runs them all."""
 
+QUICK = ("tests/unit/", "tests/wires/")
+"""Tests that take less time than handing them out one by one: a worker gets a file of them."""
+
 
 class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(QUICK):
+            return nodeid.partition("::")[0]
         return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
