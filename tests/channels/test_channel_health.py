@@ -93,6 +93,17 @@ async def test_the_others_are_looked_at_as_well(world: World, tmp_path: Path, fl
     assert phone.platform.messages == []
 
 
+async def test_a_server_that_is_no_ntfy_is_a_problem(world: World, tmp_path: Path) -> None:
+    async def page(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<h1>It works!</h1>"})
+
+    phone = Phone(world, tmp_path, platform=FakeNtfy(), fleet=NTFY)
+    (said,) = (await look(phone, lambda: AsyncClient(transport=StreamedApp(page)))).values()
+    assert said[0] == "problem"
+    assert "does not answer as ntfy does: look at `channels.ntfy.url`" in said[1]
+
+
 async def test_who_is_paired_where_no_channel_is_named_is_said(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
     phone.serve()

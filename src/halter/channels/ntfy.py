@@ -46,6 +46,10 @@ class _Sent(msgspec.Struct, frozen=True):
     id: str
 
 
+class _Health(msgspec.Struct, frozen=True):
+    healthy: bool = False
+
+
 class _Problem(msgspec.Struct, frozen=True):
     error: str = ""
 
@@ -64,14 +68,21 @@ class NtfyTransport:
         return len(text.encode("utf-8", "replace")) <= MAX_BYTES
 
     async def probe(self) -> str:
-        """A server without accounts, or a caller without a token, is asked for its health alone."""
-        await self._look("v1/health")
+        """Without a token, the server is asked for its health alone."""
+        health = await self._look("v1/health")
+        try:
+            healthy = msgspec.json.decode(health, type=_Health).healthy
+        except msgspec.DecodeError:
+            healthy = False
+        if not healthy:
+            sentence = f"{self._url} does not answer as ntfy does: look at `channels.ntfy.url`."
+            raise TransportFailed(sentence, may_retry=True)
         if self._reveal_token is None:
             return "without a token"
         await self._look("v1/account")
         return "with its token"
 
-    async def _look(self, path: str) -> None:
+    async def _look(self, path: str) -> bytes:
         from httpx2 import HTTPError
 
         try:
@@ -80,6 +91,7 @@ class NtfyTransport:
             raise _describe_outage(error) from None
         if response.status_code >= _ERROR:
             raise _describe_failure(response)
+        return response.content
 
     async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
         """Read what follows from the topics of answers, until something comes or a while has passed."""
