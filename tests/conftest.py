@@ -42,7 +42,7 @@ TOGETHER = (
 )
 """Tests that share what takes long to make, such as a browser: one worker runs them all."""
 
-QUICK = ("tests/unit/", "tests/wires/")
+QUICK = "tests/unit/"
 """Tests that take less time than handing them out one by one: a worker gets a file of them."""
 
 
