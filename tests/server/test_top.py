@@ -300,6 +300,45 @@ async def test_a_question_hides_no_character_of_what_it_is_about(source: Operati
     assert '"a\\u200b\\u3164b\\u202e"' in describe_need(msgspec.structs.replace(one, need=need))
 
 
+async def test_a_cell_that_grows_is_shown_whole_and_one_that_shrinks_moves_nothing(source: OperationSource) -> None:
+    view = await source.call("top")
+    whys = ["short", "a much longer reason than before", "short"]
+
+    class Changing:
+        async def call(self, name: str, **given: Any) -> Any:
+            line = msgspec.structs.replace(view.sessions[0], why=whys[0] if len(whys) == 1 else whys.pop(0))
+            return msgspec.structs.replace(view, sessions=[line])
+
+    app = TopApp(Changing(), every=None, follow=3600)
+    async with app.run_test(size=(160, 24)) as pilot:
+        await settle(pilot)
+        assert "short" in seen(app)
+        app.action_look()
+        await settle(pilot)
+        assert "a much longer reason than before" in seen(app)
+        app.action_look()
+        await settle(pilot)
+        assert "a much longer" not in seen(app)
+
+
+async def test_a_key_that_is_held_down_reads_no_events_until_it_rests(source: OperationSource) -> None:
+    view, asked = await source.call("top"), list[str]()
+
+    class Counting:
+        async def call(self, name: str, **given: Any) -> Any:
+            asked.append(given["session"])
+            return view
+
+    app = TopApp(Counting(), every=None, follow=3600)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        before = len(asked)
+        for _ in range(6):
+            await pilot.press("down", "up")
+        await settle(pilot)
+        assert len(asked) == before
+
+
 async def test_the_cursor_stays_on_its_session_when_others_come(source: OperationSource) -> None:
     view = await source.call("top")
     first = view.sessions[0]

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
+from textual.timer import Timer
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane, TextArea
 
 from halter.cli.output import escape_text
@@ -23,6 +24,8 @@ from halter.top.rows import COLUMNS, TITLES, Row, describe_need, editable_argume
 from halter.top.source import OperationSource
 
 REFRESH_SECONDS: Final = 2.0
+FOLLOW_SECONDS: Final = 0.2
+"""How long the cursor rests on a session before its events are read: a key that is held down reads none."""
 Cells = DataTable[Text]
 
 
@@ -147,11 +150,20 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, source: OperationSource, *, every: float | None = REFRESH_SECONDS, limit: int = 200) -> None:
+    def __init__(
+        self,
+        source: OperationSource,
+        *,
+        every: float | None = REFRESH_SECONDS,
+        follow: float = FOLLOW_SECONDS,
+        limit: int = 200,
+    ) -> None:
         super().__init__()
         self.animation_level = "none"
         self._source = source
         self._every = every
+        self._follow = follow
+        self._resting: Timer | None = None
         self._limit = limit
         self._view: FleetView | None = None
         self._rows: dict[str, list[Row]] = {}
@@ -203,10 +215,7 @@ class TopApp(App[None]):
         table, before = self._table(name), self._rows.get(name, [])
         self._rows[name] = rows
         if [key for key, _ in before] == [key for key, _ in rows]:
-            for place, ((_, old), (_, new)) in enumerate(zip(before, rows, strict=True)):
-                for column, cell in enumerate(new):
-                    if cell != old[column]:
-                        table.update_cell_at(Coordinate(place, column), _clean(cell), update_width=True)
+            self._change_cells(table, before, rows)
             return
         selected = self._key_at(before, table)
         table.clear()
@@ -214,6 +223,18 @@ class TopApp(App[None]):
             table.add_row(*map(_clean, cells), key=key)
         if selected and (places := [place for place, (key, _) in enumerate(rows) if key == selected]):
             table.move_cursor(row=places[0])
+
+    @staticmethod
+    def _change_cells(table: Cells, before: Sequence[Row], rows: Sequence[Row]) -> None:
+        """Change the cells that differ. A column only grows: to shrink one, every cell of it would be measured."""
+        widths = [column.content_width for column in table.ordered_columns]
+        for place, ((_, old), (_, new)) in enumerate(zip(before, rows, strict=True)):
+            for column, cell in enumerate(new):
+                if cell != old[column]:
+                    text = _clean(cell)
+                    wider = text.cell_len > widths[column]
+                    table.update_cell_at(Coordinate(place, column), text, update_width=wider)
+                    widths[column] = max(widths[column], text.cell_len)
 
     def _table(self, name: str) -> Cells:
         return cast("Cells", self.query_one(f"#{name}-table", DataTable))
@@ -242,10 +263,12 @@ class TopApp(App[None]):
         return next((one for one in waiting if key_of(one) == key), None)
 
     def on_data_table_row_highlighted(self) -> None:
-        if self.query_one(TabbedContent).active == "sessions":
-            self.action_look()
-        else:
+        if self.query_one(TabbedContent).active != "sessions":
             self._below()
+            return
+        if self._resting is not None:
+            self._resting.stop()
+        self._resting = self.set_timer(self._follow, self.action_look)
 
     def on_tabbed_content_tab_activated(self) -> None:
         name = self.query_one(TabbedContent).active
