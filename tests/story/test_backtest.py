@@ -298,6 +298,21 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     assert (unknown.exit_code, "there are" in unknown.output) == (2, True)
 
 
+def test_a_policy_that_asks_less_than_the_recorded_one_fails_a_check_for_loosened_ones(bench: Bench) -> None:
+    async def record() -> None:
+        person = asyncio.create_task(answering(bench, "approve"))
+        await run(bench, rules={"send": {"approval": "always"}})
+        person.cancel()
+
+    asyncio.run(record())
+    file = bench.folder / "agent.yaml"
+    line = f"policy backtest --policy {file} --agent desk --store {bench.file} --fail-on loosened"
+    for tools, exit_code in (("{send: {approval: always}}", 0), ("{}", 1)):
+        file.write_text(f"name: desk\npolicy:\n  provenance: off\n  tools: {tools}\n")
+        said = CliRunner().invoke(build(), shlex.split(line), env=environment(bench.folder))
+        assert said.exit_code == exit_code, said.output
+
+
 def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
     for name, cap in (("one", 2), ("other", 5)):
         (tmp_path / name).write_text(f"limits:\n  max_cost_usd_per_day: {cap}\n")
