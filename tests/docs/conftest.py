@@ -1,6 +1,8 @@
 """A reader of the documentation, in an empty folder with the examples."""
 
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.docs.terminal import Terminal
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     terminal = Terminal(tmp_path)
     yield Reader(terminal, tmp_path)
     terminal.close()
