@@ -126,7 +126,6 @@ async def open_mcp_session(
 ) -> "AsyncGenerator[ClientSession]":
     """Open a session over a connection; `changed` is called when the server announces other tools."""
     from mcp import ClientSession
-    from mcp.client.extension import ResultClaim
     from mcp.client.session import ClientRequestContext
     from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
     from mcp_types import (
@@ -135,15 +134,8 @@ async def open_mcp_session(
         ErrorData,
         Implementation,
         ListRootsRequest,
-        Result,
         ToolListChangedNotification,
     )
-
-    class TaskHandle(Result):
-        result_type: Literal["task"]
-
-    async def resolve(_: TaskHandle, __: Any) -> "CallToolResult":
-        raise AssertionError("Calls are sent by send_tool_call, which follows tasks itself.")
 
     class Answering(ClientSession):
         async def dispatch_input_request(self, ctx: ClientRequestContext, request: Any) -> Any:
@@ -181,12 +173,25 @@ async def open_mcp_session(
         message_handler=notice,
         client_info=info,
         elicitation_callback=asks,
-        # A claim is declared to servers of the newer protocol alone.
         extensions={TASKS_EXTENSION: {}},
-        result_claims={TASKS_EXTENSION: (ResultClaim(result_type="task", model=TaskHandle, resolve=resolve),)},
+        result_claims=_claim_tasks(),
         **more,
     ) as opened:
         yield opened
+
+
+def _claim_tasks() -> dict[str, Any]:
+    """Say that an answer may be a task, which is declared to servers of the newer protocol alone."""
+    from mcp.client.extension import ResultClaim
+    from mcp_types import Result
+
+    class TaskHandle(Result):
+        result_type: Literal["task"]
+
+    async def resolve(_: TaskHandle, __: Any) -> "CallToolResult":
+        raise AssertionError("Calls are sent by send_tool_call, which follows tasks itself.")
+
+    return {TASKS_EXTENSION: (ResultClaim(result_type="task", model=TaskHandle, resolve=resolve),)}
 
 
 async def negotiate_version(session: "ClientSession") -> None:
