@@ -82,6 +82,13 @@ async def pass_time(clock: ManualClock, call: "asyncio.Task[Any]", most: int = 2
     return passed
 
 
+async def let_server_work(clock: ManualClock, call: "asyncio.Task[Any]") -> None:
+    """Let time pass, slowly enough for a server in another process to answer, until a call is answered."""
+    while not call.done():
+        clock.advance(SECOND // 10)
+        await asyncio.sleep(0.02)
+
+
 class GatewayDesk:
     def __init__(self, app: Runtime, gateway: Gateway, notes: Path) -> None:
         self.app = app

@@ -11,7 +11,7 @@ from mcp_types import ElicitResult
 from halter.core.clock import MINUTE, SECOND
 from halter.guard.halts import halt
 from halter.testing.fakes import ManualClock
-from tests.gateway.desks import ERAS, START, modern, open_desk, pass_time, text_of, until
+from tests.gateway.desks import ERAS, START, let_server_work, modern, open_desk, text_of, until
 
 SEMI = "mode: SEMI\n"
 ACT = ("helpful__act", {"what": "x"})
@@ -140,7 +140,7 @@ async def test_a_task_of_a_server_is_one_call_for_a_client_that_knows_none(tmp_p
 
     async with open_job_desk(tmp_path, clock) as desk, desk.client(era, elicitation_callback=answer) as client:
         call = asyncio.create_task(client.call_tool(*job(asks=("a", "b"))))
-        await pass_time(clock, call)
+        await let_server_work(clock, call)
         assert text_of(await call) == "j is done red red"
         assert asked == ["The server modern asks: Which?"] * 2
         assert [line.split(" {")[0] for line in desk.noted()] == ["begin j", "tasks/update j"]
@@ -180,7 +180,7 @@ async def test_how_a_task_of_a_server_ends_is_how_its_call_ends(tmp_path: Path, 
     clock = ManualClock(START)
     async with open_job_desk(tmp_path, clock) as desk, desk.client() as client:
         made = asyncio.create_task(client.call_tool(*call))
-        await pass_time(clock, made)
+        await let_server_work(clock, made)
         assert (await made).is_error
         assert (await desk.until_settled()).outcome == outcome
 
@@ -191,7 +191,7 @@ async def test_a_task_that_its_server_has_forgotten_may_have_been_done(tmp_path:
         made = asyncio.create_task(client.call_tool(*job(ends="working")))
         await until(lambda: desk.noted() == ["begin j"])
         assert not (await client.call_tool("modern__forget", {})).is_error
-        await pass_time(clock, made)
+        await let_server_work(clock, made)
         assert (await desk.until_settled()).outcome == "unknown"
 
 
@@ -210,7 +210,7 @@ async def test_a_call_that_is_given_up_is_cancelled_as_the_task_that_its_server_
             await until(lambda: desk.noted() == ["begin j"])
             if how == "halt":
                 await desk.app.store.commit(halt("fleet", "ada", "halt-1"))
-                await pass_time(clock, call)
+                await let_server_work(clock, call)
             else:
                 call.cancel()
         assert (await desk.until_settled()).outcome == "unknown"

@@ -16,7 +16,7 @@ from halter.core.clock import SECOND
 from halter.core.tools import Failed, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpTerms, McpTool, open_mcp_tools
-from tests.gateway.desks import pass_time
+from tests.gateway.desks import let_server_work
 
 HONEST = Path(__file__).parent / "mcp_servers" / "honest.py"
 READ = {"readOnlyHint": True}
@@ -146,7 +146,7 @@ async def test_requests_about_a_task_name_it_in_their_headers() -> None:
     clock, actor = ManualClock(), ModernActor(saying("200 OK"), READ)
     async with actor.playing(clock=clock) as tool:
         call = asyncio.create_task(ran(tool))
-        await pass_time(clock, call)
+        await let_server_work(clock, call)
         assert await call == "as you wish"
     (asked,) = [head.lower() for head in actor.headers if "tasks/get" in head.lower()]
     assert "mcp-method: tasks/get\r\n" in asked

@@ -19,7 +19,7 @@ from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, 
 from halter.testing.fakes import ManualClock
 from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
 from halter.tools.mcp_contents import render_contents
-from tests.gateway.desks import pass_time, until
+from tests.gateway.desks import let_server_work, until
 from tests.processes import warm_command
 
 SERVERS = Path(__file__).parent / "mcp_servers"
@@ -108,7 +108,7 @@ async def test_a_task_of_a_server_is_followed_and_cancelled_where_it_asks_for_in
     async def run(what: str, *asks: str) -> str:
         given = {"what": what, "ends": "completed", "asks": asks}
         call = asyncio.create_task(ran(tools["job"], given))
-        await pass_time(clock, call)
+        await let_server_work(clock, call)
         return await call
 
     async with using(server, clock=clock) as tools:
