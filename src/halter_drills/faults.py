@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +17,7 @@ from halter.core.errors import StoreUnavailable
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Committed, Lease, Rows, Store, Stored, Write
 from halter.core.vocabulary import R, Row, RowKey
-from halter.journal.apply import Changes
+from halter.journal.apply import WorkingSet
 from halter.journal.engine import Engine
 from halter.testing.fakes import Crashed, Relay
 from halter_drills.children import Pipe
@@ -135,19 +135,18 @@ class _WriteBehind(Delegating):
 
     def __init__(self, real: Engine) -> None:
         super().__init__(real)
-        self._kept: list[Changes] = []
+        self._kept: list[WorkingSet] = []
         self._rows: dict[RowKey, Row | None] = {}
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
-        loaded = self.real.load(keys, writes)
-        return {key: self._rows.get(key, row) for key, row in loaded.items()}
-
-    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
+        rows = self.real.load(keys, writes)
+        rows.loaded |= {key: self._rows[key] for key in keys if key in self._rows}
         kept = [event for changes in self._kept for event in changes.events]
-        here = {key: tuple(event for event in kept if event.key == key) for key in keys}
-        return {**self.real.committed(keys), **{key: events for key, events in here.items() if events}}
+        here = {key: tuple(event for event in kept if event.key == key) for key in writes}
+        rows.earlier |= {key: events for key, events in here.items() if events}
+        return rows
 
-    def save(self, changes: Changes) -> None:
+    def save(self, changes: WorkingSet) -> None:
         self._kept.append(changes)
         self._rows |= changes.inserts | changes.updates
         self._rows |= dict.fromkeys(changes.deletes)

@@ -19,7 +19,7 @@ from halter.core.money import DOLLAR, BudgetRow, Cap, Caps, Spender, carve, make
 from halter.core.ports import Lease, Query, Stored, Write
 from halter.core.rows import HoldRow, SessionRow
 from halter.guard.ledger import ActualResult
-from halter.journal.apply import Changes
+from halter.journal.apply import WorkingSet
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.verify import verify
@@ -290,7 +290,7 @@ class ForgetfulEngine(MemoryEngine):
 
     saved = 0
 
-    def save(self, changes: Changes) -> None:
+    def save(self, changes: WorkingSet) -> None:
         self.saved += 1
         super().save(msgspec.structs.replace(changes, events=[]) if self.saved == FORGOTTEN else changes)
 

@@ -33,7 +33,7 @@ class Table:
 
 
 def changing(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
-    return Changes({}, {row.key(): row for row in rows}, dict.fromkeys(deletes or []), [], [])
+    return Changes(updates={row.key(): row for row in rows}, deletes=dict.fromkeys(deletes or []))
 
 
 @pytest.fixture
@@ -101,15 +101,15 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
 
 def written(engine: SqliteEngine, row: HaltRow) -> None:
     engine.begin()
-    known = engine.load([FLEET])[FLEET]
-    engine.save(changing(row) if known else Changes({row.key(): row}, {}, {}, [], []))
+    known = engine.load([FLEET]).loaded[FLEET]
+    engine.save(changing(row) if known else Changes({row.key(): row}))
     engine.commit()
 
 
 def seen(engine: SqliteEngine) -> object:
     engine.begin()
     try:
-        return engine.load([FLEET])[FLEET]
+        return engine.load([FLEET]).loaded[FLEET]
     finally:
         engine.rollback()
 
@@ -145,10 +145,10 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
     known, key = RowCache(look, lambda: 1), hold.key()
     assert [known.load([key])[key] for _ in range(2)] == [None, None]
     assert len(looks) == 2
-    known.wrote(Changes({key: hold}, {}, {}, [], []))
+    known.wrote(Changes({key: hold}))
     known.committed()
     assert known.load([key])[key] is hold
-    known.wrote(Changes({}, {}, {key: None}, [], []))
+    known.wrote(Changes(deletes={key: None}))
     known.committed()
     assert known.load([key])[key] is None
 
@@ -171,11 +171,11 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
 def test_a_transaction_saves_each_row_once_as_it_is_at_its_end(
     loaded: HaltRow | None, steps: list[HaltRow | None], saved: tuple[object, object, list[RowKey]]
 ) -> None:
-    rows = WorkingSet({FLEET: loaded}, 0)
+    rows = WorkingSet(loaded={FLEET: loaded}, now=0)
     for row in steps:
         if row is None:
             rows.drop(FLEET)
         else:
             rows.put(row)
-    assert (rows.changes.inserts, rows.changes.updates, list(rows.changes.deletes)) == saved
+    assert (rows.inserts, rows.updates, list(rows.deletes)) == saved
     assert rows.get(HaltRow, "fleet") == steps[-1]

@@ -3,11 +3,13 @@
 Only the lease of a session (`owner`, `generation`) is not: it says who works on it now.
 """
 
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import msgspec
 
 from halter.core.events import SESSION_FORMAT
+from halter.core.ids import StreamId, session_of
 from halter.core.money import BudgetRow, Leg
 from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
 
@@ -225,6 +227,14 @@ class SessionRow(Row, frozen=True):
         if self.inbox_wake <= self.inbox_seen:
             return self.wake_at
         return self.inbox_wake_at if self.wake_at is None else min(self.wake_at, self.inbox_wake_at)
+
+
+@lru_cache(maxsize=8192)
+def rows_of_stream(stream: StreamId) -> tuple[RowKey, ...]:
+    """The rows that every write to a stream locks: its head, and its session if it has one."""
+    session = session_of(stream)
+    head: RowKey = (StreamRow, (stream,))
+    return (head,) if session is None else (head, (SessionRow, (session,)))
 
 
 class OutageRow(Row, frozen=True):

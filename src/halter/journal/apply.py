@@ -15,9 +15,9 @@ from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
-from halter.core.ports import Committed, Draft, Lease, Stored, Write
+from halter.core.ports import Draft, Lease, Stored, Write
 from halter.core.project import EraseBodies, project_event
-from halter.core.rows import SessionRow, StreamRow, explain_newer_format
+from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
 
 FORMAT_TAG: Final = b"halter.event.1\n"
@@ -46,26 +46,26 @@ def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes
 NO_BODY: Final = b""
 
 
-class WorkingSet:
+class Changes(msgspec.Struct):
+    """What a transaction writes: rows that are new, changed or gone, events, and bodies to erase."""
+
+    inserts: dict[RowKey, Row] = {}
+    updates: dict[RowKey, Row] = {}
+    deletes: dict[RowKey, None] = {}
+    events: list[Stored] = []
+    erasures: list[EraseBodies] = []
+
+
+class WorkingSet(Changes, kw_only=True):
     """The locked rows of one transaction, as its writes change them one after the other.
 
     What is loaded becomes its own. What is new, changed or gone is known as it happens: nothing is compared at the end.
+    `now` is the time of all its events, and `earlier` are the events of each of its writes that is done already.
     """
 
-    __slots__ = ("deletes", "erasures", "events", "inserts", "loaded", "now", "updates")
-
-    def __init__(self, loaded: dict[RowKey, Any], now: int) -> None:
-        self.loaded = loaded
-        self.now = now
-        self.events: list[Stored] = []
-        self.inserts: dict[RowKey, Row] = {}
-        self.updates: dict[RowKey, Row] = {}
-        self.deletes: dict[RowKey, None] = {}
-        self.erasures: list[EraseBodies] = []
-
-    @property
-    def changes(self) -> "Changes":
-        return Changes(self.inserts, self.updates, self.deletes, self.events, self.erasures)
+    loaded: dict[RowKey, Any]
+    now: int
+    earlier: dict[str, tuple[Stored, ...]] = {}
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
@@ -111,43 +111,29 @@ def find_latest_time(loaded: dict[RowKey, Any], now: int) -> int:
 _TIMED: Final = (StreamRow, BudgetRow)
 
 
-class Changes(msgspec.Struct, frozen=True):
-    inserts: dict[RowKey, Row]
-    updates: dict[RowKey, Row]
-    deletes: dict[RowKey, None]
-    events: list[Stored]
-    erasures: list[EraseBodies]
-
-
 class Applier(Protocol):
     """Applies one write to a working set; drills inject a broken one."""
 
-    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed: ...
+    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]: ...
 
 
 def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     """The keys of the writes and of those before them, and every row that they declare; some of these are repeated."""
     keys: list[str] = []
     rows: list[RowKey] = []
-    streams: dict[StreamId, None] = {}
     for write in writes:
         each: Write | None = write
         while each is not None:
             keys.append(each.key)
             rows += each.reads
-            streams[each.stream] = None
+            rows += rows_of_stream(each.stream)
             for stream in each.others:
-                streams[stream] = None
+                rows += rows_of_stream(stream)
             each = each.first
-    for stream in streams:
-        rows.append((StreamRow, (stream,)))
-        session = session_of(stream)
-        if session is not None:
-            rows.append((SessionRow, (session,)))
     return keys, rows
 
 
-def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]:
     lease = write.lease
     if lease is None:
         drafts = write.decide(rows)
@@ -179,16 +165,22 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
         raise LeaseLost(f"{why} Nothing was written.")
 
 
-def append_events(drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+def append_events(
+    drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
+) -> tuple[Stored, ...]:
     """Link events to their streams, and change the rows as they say."""
-    lease, key, now, appended = write.lease, write.key, rows.now, list[Stored]()
-    own = None if lease is None else session_stream(lease.session)
+    lease, key, at, loaded, events = write.lease, write.key, rows.now, rows.loaded, rows.events
+    own, before = None if lease is None else session_stream(lease.session), len(events)
     for draft in drafts:
         event, facts = encode(draft.event)
         stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
         place: RowKey = (StreamRow, (stream,))
-        head = rows.loaded[place] if place in rows.loaded else rows.get(StreamRow, stream)
-        seq, previous = (1, CHAIN_START) if head is None else (head.head + 1, head.hash)
+        head = loaded.get(place)
+        if head is None:
+            rows.get(StreamRow, stream)
+            seq, previous, heads = 1, CHAIN_START, rows.inserts
+        else:
+            seq, previous, heads = head.head + 1, head.hash, rows.inserts if place in rows.inserts else rows.updates
         # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
         generation = 0 if lease is None or stream != own else lease.generation
         body_salt, digest = None, NO_BODY
@@ -196,13 +188,11 @@ def append_events(drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt:
             body_salt = salt(SALT_BYTES)
             digest = digest_body(body_salt, body)
         kind, version = event.KIND, event.VERSION
-        chained = hash_event(previous, (stream, seq, kind, version, now, generation, key, blob), facts, digest)
+        chained = hash_event(previous, (stream, seq, kind, version, at, generation, key, blob), facts, digest)
         stored = Stored(
-            stream, seq, kind, version, now, generation, key, blob, facts, body, body_salt, digest, chained, event
+            stream, seq, kind, version, at, generation, key, blob, facts, body, body_salt, digest, chained, event
         )
-        appended.append(stored)
-        rows.events.append(stored)
-        rows.loaded[place] = row = StreamRow(stream, seq, chained, now)
-        (rows.inserts if head is None or place in rows.inserts else rows.updates)[place] = row
+        events.append(stored)
+        loaded[place] = heads[place] = StreamRow(stream, seq, chained, at)
         project_event(event, stored, rows)
-    return Committed(tuple(appended))
+    return tuple(events[before:])

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import filterfalse
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -33,7 +34,7 @@ from halter.core.ports import (
 from halter.core.rows import TABLES, AuditRow, HoldRow, StreamRow
 from halter.core.text import clean
 from halter.core.vocabulary import Row, RowKey
-from halter.journal.apply import Changes
+from halter.journal.apply import Changes, WorkingSet, find_latest_time
 
 
 class IndexedChunk(msgspec.Struct, frozen=True):
@@ -103,29 +104,19 @@ class Engine(Protocol):
         """Whether a short read takes less time than waking a thread."""
         ...
 
-    @property
-    def latest(self) -> int | None:
-        """A time that no event or row is after; None where other processes write too."""
-        ...
-
     def begin(self, *, wait: bool = True) -> None:
         """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
-        """Lock rows, in one global order, and return them; `committed` is asked for the events of `writes` next.
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
+        """Lock rows, in one global order, and return them with the time of the transaction.
 
-        The caller may change what both return.
+        That is never before the events that precede it, so a clock set back reorders nothing. The result also has the
+        events that were committed already under the keys of `writes`. It becomes the caller's.
         """
         ...
 
-    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
-        """The events of writes already committed under these keys."""
-        ...
-
-    def now(self) -> int: ...
-
-    def save(self, changes: Changes) -> None:
+    def save(self, changes: WorkingSet) -> None:
         """Write all changes into the open transaction; Conflict if an inserted row exists by now."""
         ...
 
@@ -337,23 +328,23 @@ class RowCache:
         self._at = -1
         self._rows: dict[RowKey, Row | None] = {}
         self._written: dict[RowKey, Row | None] = {}
+        self.latest = 0
+        """No row or event that this connection has seen is later."""
 
-    def load(self, keys: Iterable[RowKey]) -> dict[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey]) -> dict[RowKey, Row | None]:
         version = self._version()
         if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
             self.forget()
             self._at = version
         known = self._rows
-        found: dict[RowKey, Row | None] = {}
-        for key in keys:
-            if key in known:
-                found[key] = known[key]
-                continue
-            row = found[key] = self._look(key)
+        missed: dict[RowKey, Row | None] = {}
+        for key in filterfalse(known.__contains__, keys):
+            row = missed[key] = self._look(key)
             # What is made once, under an id of its own, is not asked for again while it does not exist.
             if row is not None or key[0] not in MADE_ONCE:
                 known[key] = row
-        return found
+        self.latest = find_latest_time(missed, self.latest)
+        return dict(zip(keys, map(known.get, keys), strict=True))
 
     def wrote(self, changes: Changes) -> None:
         """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
@@ -363,6 +354,8 @@ class RowCache:
                 self._written[key] = row
         for key in changes.deletes:
             self._written[key] = None
+        if changes.events:
+            self.latest = max(self.latest, changes.events[-1].at)
 
     def committed(self) -> None:
         for key, row in self._written.items():

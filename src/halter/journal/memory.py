@@ -1,7 +1,7 @@
 """The in-memory store, for tests and simulations. It keeps every promise but durability."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,6 +23,7 @@ from halter.core.ports import (
     Stored,
     Ticket,
 )
+from halter.core.project import EraseBodies
 from halter.core.rows import (
     NO_OWNER,
     AgentRow,
@@ -38,7 +39,7 @@ from halter.core.rows import (
     TriggerRow,
 )
 from halter.core.vocabulary import Row, RowKey, lock_order
-from halter.journal.apply import Changes
+from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.engine import (
     PROJECTIONS,
     UNREFERENCED_BLOB_AGE,
@@ -176,9 +177,9 @@ class MemoryEngine:
         self._tables: dict[type[Row], dict[RowKey, None]] = {
             kind: {} for kind in (SessionRow, *WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
         }
-        self.latest = 0
-        self._streams: dict[StreamId, list[Stored]] = {}
-        self._keys: dict[str, tuple[tuple[StreamId, int], ...]] = {}
+        self._latest = 0
+        self._streams: defaultdict[StreamId, list[Stored]] = defaultdict(list)
+        self._by_write: dict[str, tuple[Stored, ...]] = {}
         self._blobs: dict[Digest, bytes] = {}
         self._put_at: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
@@ -191,55 +192,38 @@ class MemoryEngine:
 
     def begin(self, *, wait: bool = True) -> None: ...
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
-        return dict(zip(keys, map(self._rows.get, keys), strict=True))
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
+        now, known = self._clock(), self._by_write
+        loaded = dict(zip(keys, map(self._rows.get, keys), strict=True))
+        return WorkingSet(
+            loaded=loaded,
+            now=now if self._latest <= now else find_latest_time(loaded, now),
+            earlier={} if known.keys().isdisjoint(writes) else {key: known[key] for key in writes if key in known},
+        )
 
-    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
-        known = self._keys
-        if known.keys().isdisjoint(keys):
-            return {}
-        return {
-            key: tuple([self._streams[stream][seq - 1] for stream, seq in known[key]]) for key in keys if key in known
-        }
-
-    def now(self) -> int:
-        return self._clock()
-
-    def save(self, changes: Changes) -> None:
+    def save(self, changes: WorkingSet) -> None:
         """Apply all changes; nothing can fail half-way."""
         for event in changes.events:
             if event.blob is not None and event.blob not in self._blobs:
                 raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
+        rows, listed, streams = self._rows, self._tables, self._streams
         with self._mirroring:
-            self._apply(changes)
-
-    def _apply(self, changes: Changes) -> None:
-        rows, listed, inserts = self._rows, self._tables, changes.inserts
-        rows.update(inserts)
-        rows.update(changes.updates)
-        if self._mirror is not None:
-            self._unmirrored.take_in(changes)
-        for key in inserts:
-            if key[0] in listed:
-                self._list(key)
-        for key in changes.deletes:
-            del rows[key]
-            listed.get(key[0], {}).pop(key, None)
-        streams, keys = self._streams, self._keys
-        for event in changes.events:
-            stream, key = event.stream, event.key
-            if event.seq == 1:
-                streams[stream] = [event]
-            else:
-                streams[stream].append(event)
-            keys[key] = (*keys[key], (stream, event.seq)) if key in keys else ((stream, event.seq),)
-        if changes.events:
-            # All events of a transaction have one time.
-            self.latest = max(self.latest, changes.events[-1].at)
-        for erase in changes.erasures:
-            self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
-        for erase in changes.erasures:
-            self._erase(erase.stream, erase.through)
+            rows.update(changes.inserts)
+            rows.update(changes.updates)
+            for key in changes.inserts:
+                if key[0] in listed:
+                    listed[key[0]][key] = None
+            for key in changes.deletes:
+                del rows[key]
+                listed.get(key[0], {}).pop(key, None)
+            for event in changes.events:
+                streams[event.stream].append(event)
+            self._by_write.update(changes.earlier)
+            self._latest = max(self._latest, changes.now)
+            if self._mirror is not None:
+                self._unmirrored.take_in(changes)
+            if changes.erasures:
+                self._erase_all(changes.erasures)
 
     def _put(self, row: Row) -> None:
         with self._mirroring:
@@ -250,12 +234,14 @@ class MemoryEngine:
         self._rows[key] = row
         if self._mirror is not None:
             self._unmirrored.rows[key] = None
-        self._list(key)
-
-    def _list(self, key: RowKey) -> None:
-        """Note a key of a table that queries go through."""
         if key[0] in self._tables:
             self._tables[key[0]][key] = None
+
+    def _erase_all(self, erasures: Sequence[EraseBodies]) -> None:
+        for erase in erasures:
+            self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
+        for erase in erasures:
+            self._erase(erase.stream, erase.through)
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
@@ -266,6 +252,9 @@ class MemoryEngine:
         self._streams[stream] = [
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
+        for key in {event.key for event in events[:through]}:
+            kept = self._by_write[key]
+            self._by_write[key] = tuple([self._streams[event.stream][event.seq - 1] for event in kept])
         self._forget_mirror()
 
     def _named(self) -> set[Digest]:
@@ -387,9 +376,8 @@ class MemoryEngine:
 
     def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
         mirror.begin()
-        before = mirror.load(list(pending.rows))
-        changes = Changes({}, {}, {}, pending.events, [])
-        for key, old in before.items():
+        changes = Changes(events=pending.events)
+        for key, old in mirror.load(list(pending.rows)).loaded.items():
             new = self._rows.get(key)
             if new is not None:
                 (changes.inserts if old is None else changes.updates)[key] = new
@@ -401,7 +389,7 @@ class MemoryEngine:
     def put(self, digest: Digest, data: bytes) -> None:
         with self._mirroring:
             self._blobs[digest] = data
-            self._put_at[digest] = self.now()
+            self._put_at[digest] = self._clock()
             if self._mirror is not None:
                 self._mirror.put(digest, data)
 
@@ -459,7 +447,7 @@ class MemoryEngine:
         self._forget_mirror()
 
     def scrub(self) -> bool:
-        named, before = self._named(), self.now() - UNREFERENCED_BLOB_AGE
+        named, before = self._named(), self._clock() - UNREFERENCED_BLOB_AGE
         for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
             del self._blobs[digest]
         self._forget_mirror()

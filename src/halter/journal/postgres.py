@@ -35,7 +35,7 @@ from halter.core.ports import (
 )
 from halter.core.rows import TABLES
 from halter.core.vocabulary import Row, RowKey, lock_order
-from halter.journal.apply import Changes
+from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.connection import (
     ConnectionSlot,
     PgConnection,
@@ -66,7 +66,7 @@ from halter.journal.engine import (
     to_tsquery,
     to_tsvector,
 )
-from halter.journal.sqlite import LEASE_DURATION, read_stored_event, to_event_columns
+from halter.journal.sqlite import LEASE_DURATION, group_by_write, read_stored_event, to_event_columns
 
 
 class PostgresView:
@@ -290,7 +290,6 @@ class PostgresEngine:
     """
 
     local = False
-    latest = None
 
     def __init__(
         self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT
@@ -304,8 +303,6 @@ class PostgresEngine:
         self._writer = ConnectionSlot(self._address, self._ready_to_write)
         self._reader = ConnectionSlot(self._address, self._ready_to_read)
         self._listener = ConnectionSlot(self._address, self._ready_to_listen, listens=True)
-        self._now = 0
-        self._earlier: dict[str, tuple[Stored, ...]] = {}
         self._unsaved: Changes | None = None
         self._deaf_before = False
         try:
@@ -325,7 +322,7 @@ class PostgresEngine:
             raise Busy
         self._unsaved = None
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
         """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables, requests = list[type[Row]](), [self._named("begin")]
@@ -334,29 +331,17 @@ class PostgresEngine:
             tables.append(table)
             requests.append((statement.lock, encode_columns(statement.kinds, [key for _, key in wanted])))
         requests.append(self._named("by_keys", keys=TextColumn(writes)))
-        *found, earlier, ((self._now,),) = self._writer.run([*requests, self._named("now")])
+        *found, before, ((now,),) = self._writer.run([*requests, self._named("now")])
         for table, values in zip(tables, found[1:], strict=True):
             for each in values:
                 row = table(*each)
                 rows[row.key()] = row
-        self._earlier = {}
-        for values in earlier:
-            event = read_stored_event(values)
-            self._earlier[event.key] = (*self._earlier.get(event.key, ()), event)
-        return rows
-
-    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
-        """What `load` has found already."""
-        return self._earlier
+        return WorkingSet(loaded=rows, now=find_latest_time(rows, now), earlier=group_by_write(before))
 
     def _named(self, name: str, **values: str | int | Column | None) -> Request:
         """A statement of `engine.sql` with its parameters."""
         statement, order = make_named_statement(name, *((each, _type_of(value)) for each, value in values.items()))
         return statement, [_encode(values[each]) for each in order]
-
-    def now(self) -> int:
-        """The server's time when the open transaction had its locks."""
-        return self._now
 
     def save(self, changes: Changes) -> None:
         """Keep the changes until the commit, so that all travel together; only blobs are checked first."""

@@ -30,7 +30,7 @@ from halter.core.ports import (
 )
 from halter.core.processes import FORKING, ForkLock, let_fork_pass
 from halter.core.vocabulary import Row, RowKey
-from halter.journal.apply import Changes
+from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.engine import (
     PROJECTIONS,
     UNREFERENCED_BLOB_AGE,
@@ -362,7 +362,6 @@ class SqliteEngine:
     """Rows and events in one SQLite file, shared by any number of processes on one machine."""
 
     local = True
-    latest = None
 
     def __init__(
         self,
@@ -429,26 +428,22 @@ class SqliteEngine:
             raise translate_sqlite_error(error, self._path) from error
         return None
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
         """Return rows; the file's write lock covers all of them."""
         with self._in_words:
-            return self._known.load(keys)
+            loaded = self._known.load(keys)
+            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if writes else ()
+        now = self._clock()
+        return WorkingSet(
+            loaded=loaded,
+            now=now if self._known.latest <= now else find_latest_time(loaded, now),
+            earlier=group_by_write(earlier) if earlier else {},
+        )
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
         found = self._connection.execute(make_row_statements(kind).select, values).fetchone()
         return None if found is None else kind(*found)
-
-    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
-        found: dict[str, tuple[Stored, ...]] = {}
-        with self._in_words:
-            for row in self._connection.execute(select_by_keys(len(keys)), keys).fetchall():
-                event = read_stored_event(row)
-                found[event.key] = (*found.get(event.key, ()), event)
-        return found
-
-    def now(self) -> int:
-        return self._clock()
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name exist."""
@@ -518,11 +513,11 @@ class SqliteEngine:
             def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
                 return execute(self._sql[name], params).fetchall()
 
-            yield Leasing(ask, _encode_values, _encode_values, self.now(), self._lease, program_format)
+            yield Leasing(ask, _encode_values, _encode_values, self._clock(), self._lease, program_format)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         with self._transaction() as execute:
-            now = self.now()
+            now = self._clock()
             renewed = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
             for session, data in snapshots.items():
                 execute(self._sql["snapshot"], {"worker": worker, "session": session, "at": now, "data": data})
@@ -544,7 +539,7 @@ class SqliteEngine:
 
     def put(self, digest: Digest, data: bytes) -> None:
         with self._transaction() as execute:
-            execute(self._sql["put"], {"digest": digest, "data": data, "at": self.now()})
+            execute(self._sql["put"], {"digest": digest, "data": data, "at": self._clock()})
 
     def get(self, digest: Digest) -> bytes | None:
         with self._in_words:
@@ -612,7 +607,7 @@ class SqliteEngine:
     def scrub(self) -> bool:
         """Drop unreferenced blobs and deleted words, and truncate the write-ahead log; a reader can prevent that."""
         with self._transaction() as execute:
-            execute(self._sql["sweep_blobs"], {"before": self.now() - UNREFERENCED_BLOB_AGE})
+            execute(self._sql["sweep_blobs"], {"before": self._clock() - UNREFERENCED_BLOB_AGE})
             execute(self._sql["merge_words"])
         with self._in_words:
             for _ in range(TRUNCATE_ATTEMPTS):
@@ -693,6 +688,14 @@ class SqliteEngine:
 
 def read_stored_event(row: Sequence[Any]) -> Stored:
     return Stored(*row, event=decode(row[2], row[3], row[8]))
+
+
+def group_by_write(rows: Iterable[Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
+    found: dict[str, tuple[Stored, ...]] = {}
+    for row in rows:
+        event = read_stored_event(row)
+        found[event.key] = (*found.get(event.key, ()), event)
+    return found
 
 
 def _encode_values(values: Iterable[str | int]) -> str:

@@ -40,7 +40,7 @@ from halter.core.ports import (
 )
 from halter.core.text import clean
 from halter.core.vocabulary import Row
-from halter.journal.apply import Applier, WorkingSet, apply_write, fence, find_latest_time, list_needs
+from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_needs
 from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
 
 T = TypeVar("T")
@@ -329,15 +329,12 @@ class _Journal:
             keys, needed = list_needs(writes)
         engine.begin(wait=wait)
         try:
-            loaded = engine.load(needed, keys)
-            earlier = engine.committed(keys)
-            now, latest = engine.now(), engine.latest
-            rows = WorkingSet(loaded, now if latest is not None and latest <= now else find_latest_time(loaded, now))
+            rows = engine.load(needed, keys)
             answers: list[WriteAnswer] = []
             for write in writes:
-                answers.append(self._commit_one(write, earlier, rows))  # noqa: PERF401 It is one frame less.
+                answers.append(self._commit_one(write, rows))  # noqa: PERF401 It is one frame less.
             if rows.events:
-                engine.save(rows.changes)
+                engine.save(rows)
         except BaseException:
             engine.rollback()
             raise
@@ -359,28 +356,23 @@ class _Journal:
         for observer in self.observers if fresh else ():
             observer.saw(fresh)
 
-    def _commit_one(self, write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet) -> WriteAnswer:
+    def _commit_one(self, write: Write, rows: WorkingSet) -> WriteAnswer:
         """Do one write after its `first`; if that is refused, so is this one."""
         first = None
         if write.first is not None:
-            first = self._commit_one(write.first, earlier, rows)
+            first = self._commit_one(write.first, rows)
             if isinstance(first, LeaseLost):
                 return first
+        found = rows.earlier.get(write.key)
         try:
-            # In another stream the same key is another write.
-            key, known = write.key, ()
-            if found := earlier.get(key):
-                known = tuple([each for each in found if each.stream in {write.stream, *write.others}])
-            if not known:
-                answer = self._applier(write, rows, self._salt)
-                earlier[key] = (*found, *answer.events) if found else answer.events
-                return answer if first is None else Committed(answer.events, False, first)  # noqa: FBT003
-            if write.lease is not None and write.lease.generation != known[0].generation:
-                # An owner that lost its lease must not take its successor's write for its own.
-                fence(write.lease, rows)
+            if found is not None and (known := _find_repeated(write, found, rows)):
+                return Committed(known, repeated=True, first=first)
+            events = self._applier(write, rows, self._salt)
         except LeaseLost as lost:
             return lost
-        return Committed(known, repeated=True, first=first)
+        if events:
+            rows.earlier[write.key] = events if found is None else (*found, *events)
+        return Committed(events, False, first)  # noqa: FBT003
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
@@ -560,8 +552,7 @@ class JournalStore:
         def look() -> int:
             self._engine.begin()
             try:
-                self._engine.load([])
-                return self._engine.now()
+                return self._engine.load([]).now
             finally:
                 self._engine.rollback()
 
@@ -660,6 +651,15 @@ class JournalStore:
         if self.retry is not None and self.retry.trouble.problem:
             self.retry.trouble.passed()
         return answer
+
+
+def _find_repeated(write: Write, found: Sequence[Stored], rows: WorkingSet) -> tuple[Stored, ...]:
+    """The events of a write that was done already. In another stream the same key is another write."""
+    known = tuple([each for each in found if each.stream in {write.stream, *write.others}])
+    if known and write.lease is not None and write.lease.generation != known[0].generation:
+        # An owner that lost its lease must not take its successor's write for its own.
+        fence(write.lease, rows)
+    return known
 
 
 def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
