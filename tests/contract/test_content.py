@@ -98,6 +98,13 @@ async def test_a_blob_that_is_not_there_is_a_key_error(store: JournalStore) -> N
         await store.get(Digest("no such digest"))
 
 
+async def test_a_write_that_is_repeated_does_not_answer_with_what_was_erased(store: JournalStore) -> None:
+    await store.commit(said("key", body=b"secret"))
+    await store.commit(erasing(ONE, 1))
+    (event,) = (await store.commit(said("key", body=b"secret"))).events
+    assert (event.body, event.salt) == (None, None)
+
+
 async def test_erasing_takes_the_bodies_and_leaves_the_chain(store: JournalStore) -> None:
     for number in range(4):
         await store.commit(said(f"key {number}", body=b"secret"))
