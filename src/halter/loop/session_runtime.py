@@ -190,6 +190,8 @@ class SessionRuntime:
         self._tools = tools
         self._waits = waits
         self._told: frozenset[str] = frozenset()
+        self._asks = True
+        """Whether a question of the session may be open: not where all that it did was done here without one."""
         self._seen = 0
         self.rested_at = 0
         """How far the inbox had been read when the session last rested between two turns."""
@@ -213,8 +215,8 @@ class SessionRuntime:
         self._doubts: tuple[InFlight, ...] | None = None
         self._looking_back: asyncio.Event | None = None
 
-    async def look_back(self) -> list[Stored]:
-        events = await self.events()
+    async def look_back(self, begun: Sequence[Stored] = ()) -> list[Stored]:
+        events = list(begun) or await self.events()
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
         # A later runtime of this session in this process must not reuse the names of its rests.
@@ -232,13 +234,17 @@ class SessionRuntime:
             self._looking_back = self._looking_back or asyncio.Event()
             await self._looking_back.wait()
 
-    async def take_up(self, row: SessionRow | None = None) -> Sequence[Stored]:
+    async def take_up(self, row: SessionRow | None = None, begun: Sequence[Stored] = ()) -> Sequence[Stored]:
         """Load all events, and settle what a crash left in doubt.
 
-        `row` is the session's, if it was just read under its lease.
+        `row` is the session's, if it was just read under its lease. `begun` are all of its events, if they are known.
         """
-        events = await self.look_back()
+        events = await self.look_back(begun)
         past, doubts = self.state, self._doubts or ()
+        self.spent = past.spent
+        if begun:
+            self._asks = False
+            return events
         since: Sequence[Stored] = ()
         if self.lease.generation > 1:
             since = await self._woken(row=row)
@@ -280,7 +286,9 @@ class SessionRuntime:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
         if isinstance(answer, StillHeld):
             return answer
-        if isinstance(answer, NeedsPerson) or answer.outcome in REFUSAL_OUTCOMES:
+        needs_person = isinstance(answer, NeedsPerson)
+        if needs_person or answer.outcome in REFUSAL_OUTCOMES:
+            self._asks = self._asks or needs_person
             self._attempts[call.id] = self._count_attempts(call) + 1
         if answer.simulation:
             self.foreseen[answer.call] = answer.simulation
@@ -413,6 +421,8 @@ class SessionRuntime:
         if isinstance(answer, Answer):
             self._spend(answer.cost_micros)
             self.overrun = self.overrun or answer.overrun
+        else:
+            self._asks = True
         return answer
 
     def acts(self, tool: str) -> bool:
@@ -428,7 +438,7 @@ class SessionRuntime:
             await self.settle_up()
             await self.ending()
         words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
-        asked, standing = await self._questions(), self.standing
+        asked, standing = await self._questions() if self._asks else (), self.standing
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
         wakes = self.state.origin != "agent"
         write = lifecycle.end_session(
@@ -478,6 +488,7 @@ class SessionRuntime:
         if self.standing.policy.on_cap != "ask":
             return False
         # Asked once for each cap that a call or a request meets.
+        self._asks = True
         question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
         await self.commit(ask_question(question, self.lease))
         asked = NeedsPerson(refused, question.decision)

@@ -22,7 +22,14 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -33,7 +40,7 @@ from msgspec.structs import replace
 
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError
-from halter.core.ids import make_worker_id
+from halter.core.ids import SessionId, make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.text import reject_unknown_options
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
+    from halter.runtime.sessions import BegunSession
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.run_events import RunEvent
 
@@ -397,21 +405,23 @@ class Agent(AgentProgram):
         call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
         session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs, sound and texts.
         """
-        async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history, files)
-            return await self._attended(context, session, self._make_form(output_type, deps))
+        async with self._for_call() as opened:
+            context = await self._bind(opened, deps)
+            begun = await _send_message(context, message, session, id, kind, history, files)
+            return await self._attended(context, begun, self._make_form(output_type, deps))
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
         """Resumes a session after a crash, a rest, or any end except a cancellation."""
-        from halter.runtime.sessions import reopen_agent_session, say_to_session
+        from halter.runtime.sessions import BegunSession, reopen_agent_session, say_to_session
 
-        async with self._for_run(deps) as context:
+        async with self._for_call() as opened:
+            context = await self._bind(opened, deps)
             await reopen_agent_session(context, session)
             if message:
                 await say_to_session(context, session, message)
-            return await self._attended(context, session, self._make_form(output_type, deps))
+            return await self._attended(context, BegunSession(SessionId(session)), self._make_form(output_type, deps))
 
     async def fork(
         self,
@@ -427,20 +437,21 @@ class Agent(AgentProgram):
 
         Its budget is its own. What was approved in the other one is not inherited; what others wrote stays marked.
         """
-        from halter.runtime.sessions import begin_fork, read_fork, read_session_row
+        from halter.runtime.sessions import BegunSession, begin_fork, read_fork, read_session_row
 
-        async with self._for_run(deps) as context:
+        async with self._for_call() as opened:
+            context = await self._bind(opened, deps)
             context.demand_model()
             fork = await read_fork(context.store, await read_session_row(context, session), at)
             by, redact, known = context.app.settings.person, context.guard().redacted, await context.definition()
-            session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
-            return await self._attended(context, session, self._make_form(output_type, deps))
+            forked = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
+            return await self._attended(context, BegunSession(forked), self._make_form(output_type, deps))
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Returns what was said in a session, up to the event `at`, or its newest."""
         from halter.runtime.sessions import read_fork, read_session_row
 
-        async with self._for_once() as context:
+        async with self._for_call() as context:
             return (await read_fork(context.store, await read_session_row(context, session), at)).messages
 
     async def cost_usd(self, session: str) -> Decimal:
@@ -448,7 +459,7 @@ class Agent(AgentProgram):
         from halter.guard.ledger import read_budget
         from halter.runtime.sessions import read_session_row
 
-        async with self._for_once() as context:
+        async with self._for_call() as context:
             await read_session_row(context, session)
             row = await read_budget(context.store, f"session:{session}")
             return micros_to_usd(row.spent + row.held)
@@ -473,9 +484,10 @@ class Agent(AgentProgram):
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         watching = LoopObserver(chunks.put_nowait)
-        async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history, files)
-            run = partial(self._attended, context, session, None, watching)
+        async with self._for_call() as opened:
+            context = await self._bind(opened, deps)
+            begun = await _send_message(context, message, session, id, kind, history, files)
+            run = partial(self._attended, context, begun, None, watching)
             async with aclosing(stream_queue(chunks, run)) as items:
                 async for item in items:
                     yield item
@@ -499,10 +511,11 @@ class Agent(AgentProgram):
         from halter.tasks.run_events import RunEvents, stream_queue
 
         events = RunEvents()
-        async with self._for_run(deps) as context:
-            session = await _send_message(context, message, session, id, kind, history, files)
+        async with self._for_call() as opened:
+            context = await self._bind(opened, deps)
+            begun = await _send_message(context, message, session, id, kind, history, files)
             waits = events.wait_with(self._said_of.get("waits", self._log_wait))
-            run = partial(self._attended, context, session, self._make_form(output_type, deps), events.observe(), waits)
+            run = partial(self._attended, context, begun, self._make_form(output_type, deps), events.observe(), waits)
             async with aclosing(stream_queue(events.queue, run)) as items:
                 async for item in items:
                     yield item
@@ -514,7 +527,7 @@ class Agent(AgentProgram):
     async def _attended(
         self,
         context: "AgentContext",
-        session: str,
+        begun: "BegunSession",
         form: "AnswerForm | None",
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
@@ -529,10 +542,10 @@ class Agent(AgentProgram):
         context = context if agent is context.agent else replace(context, agent=agent)
         answer = None if form is None else form.tool
         waits = waits or self._said_of.get("waits", self._log_wait)
-        claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
+        claimed = await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
         near = await claimed.running.near_budget()
-        result = build_result(came, loop, session, await claimed.running.events(), near_budget=near)
+        result = build_result(came, loop, begun.session, await claimed.running.events(), near_budget=near)
         if form is None:
             return result
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
@@ -545,24 +558,20 @@ class Agent(AgentProgram):
         place = name_store_place(self._settings.store)
         _LOG.warning("%s waits for your decision %s: halter inbox --store %s", self._name, asked.decision, place)
 
-    @asynccontextmanager
-    async def _for_once(self) -> "AsyncGenerator[AgentContext]":
-        """Yields the open context, or opens one for this call."""
-        if self._open is not None:
-            yield self._open.bind()
-            return
-        async with self._opening() as context:
-            yield context.bind()
+    def _for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
+        """The open context, or one that is opened for this call alone."""
+        return self._opening() if self._open is None else nullcontext(self._open)
 
-    @asynccontextmanager
-    async def _for_run(self, deps: Any) -> "AsyncGenerator[AgentContext]":
-        """Yields the open context with what depends on `deps`: tools, toolsets and instructions."""
-        async with self._for_once() as context:
-            agent = _attach_deps(await self._add_dynamic_parts(context.agent, deps), deps)
-            yield context if agent is context.agent else replace(context, agent=agent)
+    async def _bind(self, opened: "AgentContext", deps: Any) -> "AgentContext":
+        """Returns the context of one run, with what depends on `deps`: tools, toolsets and instructions."""
+        context = opened.bind()
+        agent = _attach_deps(await self._add_dynamic_parts(context.agent, deps), deps)
+        return context if agent is context.agent else replace(context, agent=agent)
 
     async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
         """Asks the functions of the program for instructions and tools, once for each run."""
+        if not self._instructions and not self._toolsets:
+            return agent
         from halter.runtime import assemble
 
         said = [str(await _call_with_deps(function, deps)) for function in self._instructions]
@@ -657,18 +666,18 @@ async def _send_message(
     kind: SessionKind,
     history: Sequence[Any] = (),
     files: "Sequence[File | str | Path]" = (),
-) -> str:
+) -> "BegunSession":
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
-    from halter.runtime.sessions import begin_session, read_given_messages, reopen_agent_session, say_to_session
+    from halter.runtime import sessions
 
     if not session:
-        given = read_given_messages(context, history, files) if history or files else ()
-        return await begin_session(context, message, kind, new, history=given)
+        given = sessions.read_given_messages(context, history, files) if history or files else ()
+        return await sessions.open_session(context, message, kind, new, history=given)
     if history or files:
         raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
-    await reopen_agent_session(context, session)
-    await say_to_session(context, session, message)
-    return session
+    await sessions.reopen_agent_session(context, session)
+    await sessions.say_to_session(context, session, message)
+    return sessions.BegunSession(SessionId(session))
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":

@@ -421,17 +421,18 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     askers: tuple[ScopedCap, ...] = ()
 
 
-async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
-    """Returns what started a session; empty if a person did.
+async def find_session_origin(context: AgentContext, row: SessionRow, begun: tuple[Stored, ...] = ()) -> SessionOrigin:
+    """Returns what started a session; empty if a person did. `begun` are its first events, if they are known.
 
     The hash of its first event salts the placeholders that hide data from models: its own salts never leave the store.
     """
     store = context.store
-    (first,) = await store.read(session_stream(row.session), 0, 1)
+    first = begun[0] if begun else (await store.read(session_stream(row.session), 0, 1))[0]
+    follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
+    if not row.parent and not row.trigger:
+        return SessionOrigin(salt=first.hash.hex(), follows=follows)
     began = await _read_origin(store, row, first)
-    if not isinstance(first.event, SessionStarted):
-        return msgspec.structs.replace(began, salt=first.hash.hex())
-    return msgspec.structs.replace(began, salt=first.hash.hex(), follows=first.event.follows)
+    return msgspec.structs.replace(began, salt=first.hash.hex(), follows=follows)
 
 
 async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionOrigin:
@@ -441,8 +442,6 @@ async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionO
         carved = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
         askers = await _find_asker_caps(store, row.parent)
         return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None), askers=askers)
-    if not row.trigger:
-        return SessionOrigin()
     found = await find_trigger_row(store, row.trigger)
     made = None if found is None else await read_trigger_record(store, found)
     items = await store.ask(Query("items_of_session", ItemRow, {"session": row.session}))
@@ -507,7 +506,7 @@ def compile_pace_terms(context: AgentContext) -> PaceTerms:
     )
 
 
-async def build_live_session(
+async def build_live_session(  # noqa: PLR0913 Each is one thing that a session may be given.
     context: AgentContext,
     row: SessionRow,
     lease: Lease,
@@ -516,15 +515,17 @@ async def build_live_session(
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
+    begun: tuple[Stored, ...] = (),
 ) -> LiveSession:
     """Builds a session at work. With an `answer` tool it ends when the model has called it.
 
-    With `sensed`, the tools that its sensors use and no model is offered, the session is resident.
+    With `sensed`, the tools that its sensors use and no model is offered, the session is resident. `begun` are all of
+    its events, if this process has just begun it.
     """
     app, store, agent, session = context.app, context.store, context.agent, row.session
     terms = compile_pace_terms(context)
     names = tuple(dict.fromkeys(terms.pacing.names()))
-    began = await find_session_origin(context, row)
+    began = await find_session_origin(context, row, begun)
     tasking = TaskTools(context, row, began.trigger, began.documents)
     always = [*make_verbs(store, session, row.kind, names), *([answer] if answer else [])]
     asked_for = tasking.verbs()
@@ -560,7 +561,7 @@ async def build_live_session(
         if row.kind == "task"
         else None
     )
-    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None)
+    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun)
     return LiveSession(running, loop, conversation, aware, terms)
 
 

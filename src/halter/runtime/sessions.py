@@ -13,6 +13,7 @@ from halter.core.agent_spec import Playbook
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import (
+    SESSION_FORMAT,
     ContextGiven,
     CostCapReached,
     HistoryGiven,
@@ -24,7 +25,7 @@ from halter.core.events import (
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.messages import Message, Reply
 from halter.core.money import Leg, Spender, format_micros, list_accounts
-from halter.core.ports import Draft, Lease, Query, Store, offload_body, read_body, read_stream
+from halter.core.ports import Draft, Lease, Query, Store, Stored, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import from_body, join_names, shorten, to_body
@@ -141,6 +142,14 @@ class PrecedingSession(msgspec.Struct, frozen=True):
     because: str
 
 
+class BegunSession(msgspec.Struct, frozen=True):
+    """A session to attend. One that this process has just begun comes with its row and all of its events."""
+
+    session: SessionId
+    row: SessionRow | None = None
+    events: tuple[Stored, ...] = ()
+
+
 async def begin_session(
     context: AgentContext,
     text: str,
@@ -149,6 +158,18 @@ async def begin_session(
     before: PrecedingSession | None = None,
     history: Sequence[Message] = (),
 ) -> SessionId:
+    """Starts a session for whoever attends it: see `open_session`."""
+    return (await open_session(context, text, kind, session, before, history)).session
+
+
+async def open_session(
+    context: AgentContext,
+    text: str,
+    kind: SessionKind,
+    session: str = "",
+    before: PrecedingSession | None = None,
+    history: Sequence[Message] = (),
+) -> BegunSession:
     """Starts a session; `text` opens its first turn. Starting the same session again changes nothing.
 
     The handover from the session `before` was written by a model, so it is not trusted. A `history` is a program's.
@@ -170,9 +191,25 @@ async def begin_session(
     committed = await context.store.commit(
         lifecycle.start_session(event, *await offload_body(context.store, body), more)
     )
-    if kind == "chat" and not committed.repeated:
+    if committed.repeated:
+        return BegunSession(SessionId(event.session))
+    if kind == "chat":
         await _pass_on(context, event.session, text)
-    return SessionId(event.session)
+    return BegunSession(SessionId(event.session), make_begun_row(event, committed.events[0].at), committed.events)
+
+
+def make_begun_row(event: SessionStarted, at: int) -> SessionRow:
+    """Returns the row of an independent session that has only begun, as the store has it."""
+    return SessionRow(
+        event.session,
+        event.agent,
+        event.kind,
+        definition=event.definition,
+        format=SESSION_FORMAT,
+        started_at=at,
+        wake_at=at,
+        due_at=at,
+    )
 
 
 def read_given_messages(
@@ -278,7 +315,7 @@ async def attend_session(
 
     Where `interrupted` says that its task was cancelled by a person, the turn alone ends, and the session rests.
     """
-    made = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
+    made = await claim_session(context, BegunSession(SessionId(session)), watching=watching, waits=waits, answer=answer)
     try:
         return await made.conversation.attend(), made.loop
     except asyncio.CancelledError:
@@ -294,13 +331,26 @@ async def attend_session(
 
 async def claim_session(
     context: AgentContext,
-    session: str,
+    begun: BegunSession,
     *,
     watching: LoopObserver = NO_OBSERVER,
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
 ) -> LiveSession:
-    """Takes the lease of a session and builds it. With an `answer` tool it ends when the model has called it."""
+    """Takes the lease of a session and builds it. With an `answer` tool it ends when the model has called it.
+
+    The events that it was begun with are all there are while no other worker had its lease.
+    """
+    session = begun.session
+    row = begun.row or await _read_open_row(context, session)
+    lease = await take_lease(context.store, context.app.clock, context.worker, session, context.patience)
+    if lease is None:
+        raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
+    events = begun.events if lease.generation == 1 else ()
+    return await build_live_session(context, row, lease, watching=watching, waits=waits, answer=answer, begun=events)
+
+
+async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
     row = await read_session_row(context, session)
     if row.ended_at is not None:
         raise ConfigError(
@@ -308,10 +358,7 @@ async def claim_session(
         )
     if newer := explain_newer_format(row):
         raise ConfigError(newer)
-    lease = await take_lease(context.store, context.app.clock, context.worker, SessionId(session), context.patience)
-    if lease is None:
-        raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-    return await build_live_session(context, row, lease, watching=watching, waits=waits, answer=answer)
+    return row
 
 
 MAX_EVENTS_LOOKED_BACK: Final = 200

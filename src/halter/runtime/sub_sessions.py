@@ -33,6 +33,7 @@ from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.session_builder import find_session_origin
 from halter.runtime.sessions import (
+    BegunSession,
     attend_session,
     build_session_beginning,
     claim_session,
@@ -242,7 +243,8 @@ async def run_agent_tool(
 async def _attend_asked(other: AgentContext, child: str, waits: WaitListener) -> str:
     """Runs a sub-session to its end. One that would rest is over: its parent waits for it, and holds its money."""
     try:
-        made = await claim_session(other, child, waits=waits, answer=other.form and other.form.tool)
+        begun = BegunSession(SessionId(child))
+        made = await claim_session(other, begun, waits=waits, answer=other.form and other.form.tool)
     except ConfigError as error:
         raise Failed("Unavailable", str(error)) from error
     try:

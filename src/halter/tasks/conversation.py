@@ -130,11 +130,21 @@ class AttendedPace:
 class Conversation:
     """One session, from where it stands to its next rest or its end.
 
-    A session that is resident rests in the same hands, and is gone on with by attending it again.
+    A session that is resident rests in the same hands, and is gone on with by attending it again. `begun` are all of
+    its events, if this process has just begun it: then neither those nor its inbox are read before the first turn.
     """
 
+    __slots__ = ("_begun", "_clock", "_loop", "_pace", "_resident", "_running", "_seen", "_task")
+
     def __init__(
-        self, running: SessionRuntime, loop: TurnLoop, clock: Clock, pace: Pace | None = None, *, resident: bool = False
+        self,
+        running: SessionRuntime,
+        loop: TurnLoop,
+        clock: Clock,
+        pace: Pace | None = None,
+        *,
+        resident: bool = False,
+        begun: tuple[Stored, ...] = (),
     ) -> None:
         self._running = running
         self._loop = loop
@@ -142,6 +152,7 @@ class Conversation:
         self._pace = pace or AttendedPace(loop)
         self._resident = resident
         self._task: Stored | None = None
+        self._begun = begun
         self._seen = 0
 
     async def attend(self, row: SessionRow | None = None) -> Conclusion:
@@ -180,7 +191,7 @@ class Conversation:
             await self._running.wake(row)
             self._loop.wake()
             return
-        events = await self._running.take_up(row)
+        events = await self._running.take_up(row, self._begun)
         self._task = events[0]
         await self._loop.recall(events)
         if not self._loop.turn.over:
@@ -208,7 +219,7 @@ class Conversation:
         if isinstance(turn, WaitOut):
             return await self._wait_out(turn)
         match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
-            case End("COMPLETED") if (await self._news()).spoken:
+            case End("COMPLETED") if await self._is_spoken_to():
                 return await self._next_turn()
             case End() as end:
                 return await self._ended(end)
@@ -223,6 +234,12 @@ class Conversation:
         park = Park("SLEEPING", wait.sleep, (), wait.trouble, wait.sentence)
         await self._pace.after(park)
         return await self._rested(park)
+
+    async def _is_spoken_to(self) -> bool:
+        """Whether a person wrote since the turn began. What comes to a task is seen by its end, under the lock."""
+        if self._seen == self._loop.turn.heard and self._loop.rules.kind == "task":
+            return False
+        return (await self._news()).spoken
 
     async def _ended(self, end: End) -> Conclusion | None:
         """Ends the session, unless a message arrives at this very moment."""
@@ -270,11 +287,14 @@ class Conversation:
     async def _news(self, through: int | None = None) -> Inbox:
         """Reads the messages since the last turn, and the alerts since the last finished one."""
         turn = self._loop.turn
-        inbox = await self._running.inbox(turn.cleared)
+        inbox = () if self._begun else await self._running.inbox(turn.cleared)
+        self._begun = ()
         if through is None:
             self._seen = inbox[-1].seq if inbox else max(self._seen, turn.heard)
-        said, notes = list(await self._given()), list[Text]()
-        called, names = False, set[str]()
+        given = await self._given()
+        if not inbox:
+            return Inbox(given)
+        said, notes, called, names = list(given), list[Text](), False, set[str]()
         for stored in inbox:
             if through is not None and stored.seq > through:
                 break
@@ -291,12 +311,12 @@ class Conversation:
                     pass
         return Inbox(tuple(said), tuple(notes), called, frozenset(names))
 
-    async def _given(self) -> Sequence[Text]:
+    async def _given(self) -> tuple[Text, ...]:
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
-            return []
+            return ()
         text = from_body(await self._running.said(self._task))
         event = self._task.event
-        return [Text(text, event.origin, event.trusted, source=event.follows)] if text.strip() else []
+        return (Text(text, event.origin, event.trusted, source=event.follows),) if text.strip() else ()
 
     async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
         text = from_body(await self._running.said(stored))

@@ -24,7 +24,7 @@ from halter.guard.tool_door import NeedsPerson
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_session, claim_session
+from halter.runtime.sessions import claim_session, open_session
 from halter.settings import Settings
 from halter.tools.function_tool import Deps, tool
 from halter_drills.drill import Setting, in_memory, own_store
@@ -252,13 +252,13 @@ class Surveyor:
         if isinstance(recorder.validate(msgspec.json.encode(probe.arguments)), Invalid):
             return "not tried"
         context = self._context(probe, policy, recorder)
-        session = await begin_session(context, probe.task, "task")
+        begun = await open_session(context, probe.task, "task")
         async with asyncio.TaskGroup() as answers:
 
             def ask(asked: NeedsPerson, _: object) -> None:
                 answers.create_task(answer_question(self._app, asked.decision, "deny"))
 
-            live = await claim_session(context, session, waits=ask)
+            live = await claim_session(context, begun, waits=ask)
             if learns:
                 self.mode = "off" if live.loop.brake is None else live.loop.brake.mode
             await live.conversation.attend()

@@ -1,0 +1,90 @@
+"""A session that a process has just begun is not read back, and still misses nothing that others did meanwhile."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from library_bench import Bench
+from loops import calls, says
+
+from halter.core.messages import Message, Text
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.core.vocabulary import SessionKind
+from halter.guard.halts import halt
+from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
+from halter.state import lifecycle
+from halter.testing.world import World
+from tests.story.fronts import front
+
+TWO_WORDS = "- {text: First.}\n- {text: Second.}\n"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def heard(messages: tuple[Message, ...]) -> list[str]:
+    """What people said in a run."""
+    return [part.text for each in messages for part in each.parts if isinstance(part, Text) and part.origin == "person"]
+
+
+@pytest.mark.parametrize("kind", ["task", "chat"])
+async def test_the_row_of_a_begun_session_is_that_of_the_store(world: World, tmp_path: Path, kind: SessionKind) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = await open_session(desk.context, "Look.", kind, "s")
+        (row,) = await world.journal.ask(Query("session", SessionRow, {"session": "s"}))
+        assert begun.row == row
+        assert [stored.hash for stored in begun.events] == [stored.hash for stored in await world.events("session:s")]
+        again = await open_session(desk.context, "Look.", kind, "s")
+        assert (again.row, again.events) == (None, ())
+
+
+async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
+        begun = await open_session(desk.context, "Look.", "chat", "s")
+        other = desk.called("ada").context
+        await attend_session(other, "s")
+        await say_to_session(other, "s", "Look again.")
+        made = await claim_session(desk.context, begun)
+        assert made.running.lease.generation == 2
+        await made.conversation.attend()
+        assert [stored.kind for stored in await world.events("session:s")].count("session_woken") == 1
+        assert made.loop.turn.number == 2
+        assert heard(tuple(made.loop.messages)) == ["Look.", "Look again."]
+
+
+async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:
+    agent = bench.agent(calls("look"), says("Nothing."), says("And here neither."))
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look() -> str:
+        """Look."""
+        await bench.person(lifecycle.post_message("mine", "m1", b"Look here, too.", "ada"))
+        return "nothing"
+
+    result = await agent.run("look", id="mine")
+    assert (result.state, result.text) == ("COMPLETED", "And here neither.")
+    assert heard(result.messages) == ["look", "Look here, too."]
+
+
+async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(bench: Bench) -> None:
+    agent = bench.agent(calls("send"), says("Done."), waits=lambda *_: asked.set())
+    asked = asyncio.Event()
+
+    @agent.tool(level="RESTRICTED", effect="write")
+    async def send() -> str:
+        """Send."""
+        return "sent"
+
+    async with agent:
+        running = asyncio.ensure_future(agent.run("send it"))
+        await asked.wait()
+        await bench.person(halt("agent:desk", "ada", "h1"))
+        result = await running
+    assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
+    assert len(bench.facts("decision_withdrawn")) == 1
