@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -166,17 +166,28 @@ class Till(Ledger):
 
     async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
         """Commit an intent with its hold, or its refusal; retry while other holds are in the way. Idempotent."""
-        committed = await self.commit_intent(lambda now: self.intent(lease, asked.at(now)), self.patience)
+        committed = await self.commit_intent(_TillIntent(self, lease, asked), self.patience)
         answer = None if committed is None else _admission(committed, asked)
         return answer or StillHeld(asked.call if isinstance(asked, CallRequest) else asked.request)
 
     def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
+        """The write that admits or refuses; drills that break a promise have another one."""
         stream = session_stream(lease.session)
         if isinstance(asked, CallRequest):
             decide, rows = partial(judge.judge_call, asked), judge.list_call_rows(asked)
             return Write(stream, f"{asked.call}/asked/0", decide, rows, lease)
         decide, rows = partial(judge_request.judge_attempt, asked), judge_request.list_request_rows(asked)
         return Write(stream, f"{asked.request}/asked", decide, rows, lease)
+
+
+class _TillIntent(NamedTuple):
+    till: Till
+    lease: Lease
+    asked: CallRequest | RequestAttempt
+
+    def write(self, now: int, first: Write | None = None) -> Write:
+        write = self.till.intent(self.lease, self.asked.at(now))
+        return write if first is None else msgspec.structs.replace(write, first=first)
 
 
 def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | None:

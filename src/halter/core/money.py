@@ -249,10 +249,10 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
     an earlier, lower cap is no credit: it must not hide that today's cap is passed. Passing a rate is no incident:
     others wait longer.
     """
-    charge = Charge(usd=usd, tokens=tokens)
+    charge = Charge(usd, tokens)
     overruns: list[Overrun] = []
     for leg in legs:
-        beyond = charge.of(leg.unit) - leg.amount
+        beyond = (usd if leg.unit == "usd" else charge.of(leg.unit)) - leg.amount
         if beyond <= 0 or leg.is_rate:
             continue
         budget = budget_of(leg)

@@ -4,7 +4,20 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeVar, cast, get_args
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -205,22 +218,24 @@ class Permit:
     """
 
     __slots__ = ("_secrets", "_used_up", "deadline", "id", "near_budget", "unsent")
+    _secrets: Mapping[str, str]
 
-    def __init__(
-        self,
+    # Not `__init__`, which could be called again on a permit that is used up.
+    def __new__(
+        cls,
         permitted: str,
         deadline: int,
         secrets: Mapping[str, str],
         near_budget: Callable[[], Awaitable[bool]] = has_no_caps,
-    ) -> None:
-        if hasattr(self, "_used_up"):
-            raise TypeError(f"The permit for {self.id} is made already: each one is good for one act.")
-        self.id = permitted
-        self.deadline = deadline
-        self.near_budget = near_budget
-        self.unsent = False
-        self._secrets = secrets
-        self._used_up = False
+    ) -> Self:
+        permit = object.__new__(cls)
+        permit.id = permitted
+        permit.deadline = deadline
+        permit.near_budget = near_budget
+        permit.unsent = False
+        permit._secrets = secrets
+        permit._used_up = False
+        return permit
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles, which would make two permits of one."""

@@ -145,13 +145,15 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     return HoldTerms(legs, tuple(list_budget_rows(legs)), first_window_end(legs))
 
 
-def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
+def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [*list_halt_rows(asking.scopes), (HoldRow, (asking.request,))]
-    keys += (asking.terms or asking.hold).rows
-    if asking.paces:
-        keys += map(budget_key, make_rate_legs(asking.paces, asking.now, 1))
-    return keys
+    return list_halt_rows(asking.scopes) + list_hold_rows(asking)
+
+
+def list_hold_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
+    """The rows of a request's hold, which settling it changes as well."""
+    rows = ((HoldRow, (asking.request,)), *(asking.terms or asking.hold).rows)
+    return (*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))) if asking.paces else rows
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 
@@ -108,7 +108,7 @@ def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge
     """The charge; a cost without a hold is checked against the caps as a hold would have been."""
     usd, tokens = compute_charged_amounts(flight, truth)
     if flight.legs:
-        return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
+        return settle(flight.legs, usd, tokens, partial(budget_row, rows))
     if usd and flight.accounts:
         return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).capped(leg.cap, rows.now))
     return None
@@ -205,6 +205,27 @@ def _list_settled_rows(flight: InFlight, truth: ActualResult, usd: int) -> Seque
     return (*rows, *_list_effect_rows(truth.happened)) if truth.happened else rows
 
 
+def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int) -> Write:
+    happened = truth.happened
+    return Write(
+        session_stream(lease.session),
+        f"{flight.id}/settled/{flight.seq}",
+        partial(settle_flight, flight, truth),
+        _list_settled_rows(flight, truth, usd),
+        lease,
+        tuple(dict.fromkeys(StreamId(each.stream) for each in happened if each.stream)) if happened else (),
+    )
+
+
+class Intent(Protocol):
+    """The write that admits something or refuses it, decided at the moment at which it is tried."""
+
+    @property
+    def lease(self) -> Lease: ...
+
+    def write(self, now: int, first: Write | None = None) -> Write: ...
+
+
 async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "usd") -> BudgetRow:
     """Return a budget's row; an empty one where nothing was spent."""
     params = {"scope": scope, "window": window, "unit": unit}
@@ -221,31 +242,27 @@ class Ledger:
 
     async def commit(self, write: Write) -> Committed:
         """Commit a write, and just before it, in the same transaction, what the session deferred."""
-        joined = self._joined(write)
-        committed = await self._store.commit(joined)
-        if joined is not write:
-            self._wrote(joined)
+        lease = write.lease
+        before = None if lease is None else self._put_off.get(lease)
+        if lease is None or before is None:
+            return await self._store.commit(write)
+        committed = await self._store.commit(msgspec.structs.replace(write, first=before))
+        self._carried(lease, before)
         return committed
 
-    async def commit_intent(self, intent: Callable[[int], Write], patience: int, now: int = 0) -> Committed | None:
+    async def commit_intent(self, intent: Intent, patience: int, now: int = 0) -> Committed | None:
         """Commit an intent, decided at this moment, which is `now` where it is known already.
 
         If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
         """
+        lease = intent.lease
         now = now or self._clock.now()
         deadline = now + patience
         while True:
-            write = intent(now)
-            before = self._put_off.get(write.lease) if write.lease is not None else None
-            if before is None or write.lease is None:
-                committed = await self._store.commit(write)
-            else:
-                joined = Write(write.stream, write.key, write.decide, write.reads, write.lease, write.others, before)
-                committed = await self._store.commit(joined)
-                if self._put_off.get(write.lease) is before:
-                    del self._put_off[write.lease]
-                if self._waiting:
-                    self._let_next_try()
+            before = self._put_off.get(lease)
+            committed = await self._store.commit(intent.write(now, before))
+            if before is not None:
+                self._carried(lease, before)
             if committed.events:
                 return committed
             now = self._clock.now()
@@ -254,13 +271,10 @@ class Ledger:
             await self.until_freed(min(deadline - now, LONGEST_BUDGET_POLL))
             now = self._clock.now()
 
-    def _joined(self, write: Write) -> Write:
-        before = None if write.lease is None else self._put_off.get(write.lease)
-        return write if before is None else msgspec.structs.replace(write, first=before)
-
-    def _wrote(self, joined: Write) -> None:
-        if joined.lease is not None and self._put_off.get(joined.lease) is joined.first:
-            del self._put_off[joined.lease]
+    def _carried(self, lease: Lease, deferred: Write) -> None:
+        """Forget what was deferred: the session's newest write has carried it."""
+        if self._put_off.get(lease) is deferred:
+            del self._put_off[lease]
         if self._waiting:
             self._let_next_try()
 
@@ -279,33 +293,29 @@ class Ledger:
             await self._store.commit(before)
             self._let_next_try()
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Settlement:
-        """Commit the outcome with its true cost, and wake a waiter for money.
-
-        If the session `goes_on` and the result is certain, defer it into the session's next write: both are durable
-        before anything else acts.
-        """
+    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement:
+        """Commit the outcome with its true cost, and wake a waiter for money."""
         if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
             body, blob = await offload_body(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
         usd, tokens = compute_charged_amounts(flight, truth)
-        write = Write(
-            session_stream(lease.session),
-            f"{flight.id}/settled/{flight.seq}",
-            partial(settle_flight, flight, truth),
-            _list_settled_rows(flight, truth, usd),
-            lease,
-            tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
-            if truth.happened
-            else (),
-        )
-        if goes_on and settles_within_hold(flight, truth, usd, tokens):
-            self.put_off(lease, write)
-            return Settlement(usd, tokens)
-        committed = await self.commit(write)
+        committed = await self.commit(_make_settling_write(lease, flight, truth, usd))
         self._let_next_try()
         overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in committed.events)
         return Settlement(usd, tokens, overrun, committed)
+
+    def defer_settlement(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement | None:
+        """Settle with the session's next write, where the result is certain: both are durable before anything acts.
+
+        None where it must be committed by itself.
+        """
+        if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
+            return None
+        usd, tokens = compute_charged_amounts(flight, truth)
+        if not settles_within_hold(flight, truth, usd, tokens):
+            return None
+        self.put_off(lease, _make_settling_write(lease, flight, truth, usd))
+        return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
         """Settle what a crash left unanswered at its maximum: it may have been spent."""

@@ -20,7 +20,7 @@ import msgspec
 from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
-from halter.core.ids import StreamId, session_stream
+from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, TextListener, count_audio_tokens
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
@@ -37,7 +37,8 @@ from halter.guard.halts import (
     read_cancelled_effect,
     run_shielded,
 )
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.guard.judge import list_halt_rows
+from halter.guard.judge_request import RequestAttempt, judge_attempt, list_hold_rows
 from halter.guard.ledger import ActualResult, Ledger
 from halter.guard.prepare import RequestTerms, SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
@@ -222,6 +223,25 @@ class _RequestInFlight(msgspec.Struct, frozen=True):
     values: Mapping[str, str]
 
 
+class _RequestIntent:
+    """The write that admits a request or refuses it; `waited` counts its waits for a rate."""
+
+    __slots__ = ("asking", "hold_rows", "lease", "waited")
+
+    def __init__(self, lease: Lease, asking: RequestAttempt, waited: int) -> None:
+        self.lease = lease
+        self.asking = asking
+        self.waited = waited
+        self.hold_rows: tuple[RowKey, ...] = ()
+
+    def write(self, now: int, first: Write | None = None) -> Write:
+        asking = self.asking = self.asking.at(now)
+        rows = self.hold_rows = list_hold_rows(asking)
+        key = f"{asking.request}/asked/{self.waited}" if self.waited else f"{asking.request}/asked"
+        reads, decide = list_halt_rows(asking.scopes) + rows, partial(judge_attempt, asking)
+        return Write(session_stream(self.lease.session), key, decide, reads, self.lease, (), first)
+
+
 class UsageReport(msgspec.Struct, frozen=True):
     """The reported usage. Unless final, only the input is known: the answer may have gone on."""
 
@@ -265,7 +285,11 @@ class ModelDoor:
         terms = standing.terms_of_model(model, self._prices, now)
         prompt = self._masks.prompt(lease, request.prompt)
         hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
-        asking = await self._make_attempt(standing, terms, request, prompt, hidden, attempt, now)
+        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
+        kept = request.record
+        body = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
+        record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
+        asking = _make_attempt(terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
         admitted = await self._admit(lease, asking, terms, waited)
         if not isinstance(admitted, AdmittedRequest):
             return admitted
@@ -310,51 +334,6 @@ class ModelDoor:
         finally:
             voice.finish(whole=whole)
 
-    async def _make_attempt(
-        self,
-        standing: SessionContext,
-        terms: RequestTerms,
-        request: ModelRequest,
-        prompt: Prompt,
-        hidden: AnonymizedPrompt | None,
-        attempt: int,
-        now: int,
-    ) -> RequestAttempt:
-        """Collect what the judge needs; the full prompt is recorded, not only what is sent."""
-        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
-        kept = request.record
-        record = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
-        body, blob = (record, None) if len(record) <= BLOB_THRESHOLD else await offload_body(self._store, record)
-        audio = request.audio_tokens
-        if request.input_tokens is None:
-            tokens = terms.model.count(prompt if hidden is None else hidden.prompt)
-            audio = count_audio_tokens(prompt.messages)
-        else:
-            # Placeholders may be longer than their values.
-            tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
-        own: dict[str, Any] = {}
-        if request.rates is not None:
-            own["rates"] = request.rates
-        elif audio or prompt.provider_tools:
-            extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio)
-            own["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
-        if request.min_output_tokens > terms.base.min_output_tokens:
-            own["min_output_tokens"] = request.min_output_tokens
-        if hidden is not None:
-            own["anonymized"] = hidden.counts
-        return msgspec.structs.replace(
-            terms.base,
-            request=f"{request.id}/{attempt}",
-            purpose=request.purpose,
-            now=now,
-            input_tokens=tokens,
-            max_output_tokens=prompt.max_output_tokens,
-            optional=request.optional,
-            body=body,
-            blob=blob,
-            **own,
-        )
-
     async def _admit(
         self, lease: Lease, asking: RequestAttempt, terms: RequestTerms, waited: int
     ) -> AdmittedRequest | RequestOutcome:
@@ -362,29 +341,21 @@ class ModelDoor:
 
         Each wait for a rate is a decision of its own, which is read again after a crash.
         """
-        stream, now_asking, now = session_stream(lease.session), asking, asking.now
-        rows: list[RowKey] = []
-
-        def intent(now: int) -> Write:
-            nonlocal now_asking, rows
-            now_asking = asking.at(now)
-            rows = list_request_rows(now_asking)
-            key = f"{asking.request}/asked/{waited}" if waited else f"{asking.request}/asked"
-            return Write(stream, key, partial(judge_attempt, now_asking), rows, lease)
-
+        now, patience = asking.now, 0 if asking.optional else self._patience
         while True:
-            patience = 0 if asking.optional else self._patience
+            intent = _RequestIntent(lease, asking, waited)
             committed = await self._ledger.commit_intent(intent, patience, now)
             if committed is None:
                 return StillHeld(asking.request)
-            started = committed.events[0].event
+            stored = committed.events[0]
+            started = stored.event
             if isinstance(started, ev.RequestStarted):
                 where = terms.accounts
-                if now_asking is not asking:
-                    where = list_accounts(asking.caps, asking.spender, now_asking.now)
-                flight = track_request(started, committed.events[0], where, tuple(rows[len(asking.scopes) :]))
+                if intent.asking is not asking:
+                    where = list_accounts(asking.caps, asking.spender, intent.asking.now)
+                flight = track_request(started, stored, where, intent.hold_rows)
                 admitted = AdmittedRequest(flight, started.max_output_tokens)
-                before = await self._settled_before(stream, admitted, committed, lease) if committed.repeated else None
+                before = await self._settled_before(admitted, committed, lease) if committed.repeated else None
                 return before or admitted
             answer = read_request_admission(committed)
             if not isinstance(answer, ev.GuardrailTriggered):
@@ -395,10 +366,10 @@ class ModelDoor:
             waited, now = waited + 1, 0
 
     async def _settled_before(
-        self, stream: StreamId, admitted: AdmittedRequest, committed: Committed, lease: Lease
+        self, admitted: AdmittedRequest, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
-        stored = await find_outcome(self._store, stream, admitted.flight)
+        stored = await find_outcome(self._store, session_stream(lease.session), admitted.flight)
         if stored is not None and isinstance(stored.event, ev.RequestSettled):
             answer = restore_request_outcome(
                 stored.event, await read_body(self._store, stored), admitted.max_output_tokens
@@ -447,18 +418,13 @@ class ModelDoor:
         parts = self._masks.parts(reply.parts)
         if parts is not reply.parts:
             reply = msgspec.structs.replace(reply, parts=parts)
-        return await self._answered(flying, reply)
-
-    async def _answered(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
-        usage, usd, tokens = reply.usage, None, None
-        if usage is not None:
-            usd = None if isinstance(flying.rates, Unpriced) else flying.rates.cost(usage, flying.began)
-            tokens = usage.uncached
-        truth = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
-        settled = await self._ledger.settle(flying.lease, flying.flight, truth, goes_on=flying.request.goes_on)
-        return AnsweredRequest(
-            flying.flight.id, reply, settled.usd, flying.max_output_tokens, settled.overrun, settled.tokens
-        )
+        usd, tokens = _price_answer(flying, reply.usage)
+        lease, flight = flying.lease, flying.flight
+        truth = ActualResult("ok", usd, tokens, reply.usage, _ENCODE(reply))
+        settled = self._ledger.defer_settlement(lease, flight, truth) if flying.request.goes_on else None
+        if settled is None:
+            settled = await self._ledger.settle(lease, flight, truth)
+        return AnsweredRequest(flight.id, reply, settled.usd, flying.max_output_tokens, settled.overrun, settled.tokens)
 
     async def _failed(self, flying: _RequestInFlight, truth: ActualResult) -> FailedRequest:
         settled = await self._ledger.settle(flying.lease, flying.flight, truth)
@@ -491,6 +457,55 @@ class ModelDoor:
         if not error.billed:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
         return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
+
+
+def _make_attempt(
+    terms: RequestTerms,
+    request: ModelRequest,
+    prompt: Prompt,
+    hidden: AnonymizedPrompt | None,
+    name: str,
+    now: int,
+    record: tuple[bytes | None, Digest | None],
+) -> RequestAttempt:
+    """Collect what the judge needs; the full prompt is counted, not only what is sent."""
+    audio = request.audio_tokens
+    if request.input_tokens is None:
+        tokens = terms.model.count(prompt if hidden is None else hidden.prompt)
+        audio = count_audio_tokens(prompt.messages)
+    else:
+        # Placeholders may be longer than their values.
+        tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
+    own: dict[str, Any] = {}
+    if request.rates is not None:
+        own["rates"] = request.rates
+    elif audio or prompt.provider_tools:
+        extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio)
+        own["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
+    if request.min_output_tokens > terms.base.min_output_tokens:
+        own["min_output_tokens"] = request.min_output_tokens
+    if hidden is not None:
+        own["anonymized"] = hidden.counts
+    return msgspec.structs.replace(
+        terms.base,
+        request=name,
+        purpose=request.purpose,
+        now=now,
+        input_tokens=tokens,
+        max_output_tokens=prompt.max_output_tokens,
+        optional=request.optional,
+        body=record[0],
+        blob=record[1],
+        **own,
+    )
+
+
+def _price_answer(flying: _RequestInFlight, usage: Usage | None) -> tuple[int | None, int | None]:
+    """Dollars and tokens of an answer; None where its usage or its price is not known."""
+    if usage is None:
+        return None, None
+    rates = flying.rates
+    return None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began), usage.uncached
 
 
 def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices | Unpriced:

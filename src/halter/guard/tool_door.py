@@ -263,20 +263,20 @@ class _PreparedLook(NamedTuple):
     act: ToolAction | None
 
 
-class _Intent:
+class _CallIntent:
     """The write that admits a call or refuses it, decided at the moment at which it is tried."""
 
-    __slots__ = ("_attempt", "_lease", "asked")
+    __slots__ = ("_attempt", "asked", "lease")
 
     def __init__(self, lease: Lease, asked: CallRequest, attempt: int) -> None:
-        self._lease = lease
+        self.lease = lease
         self._attempt = attempt
         self.asked = asked
 
-    def __call__(self, now: int) -> Write:
+    def write(self, now: int, first: Write | None = None) -> Write:
         asked = self.asked = self.asked.at(now)
         key, decide = f"{asked.call}/asked/{self._attempt}", partial(judge_call, asked)
-        return Write(session_stream(self._lease.session), key, decide, list_call_rows(asked), self._lease)
+        return Write(session_stream(self.lease.session), key, decide, list_call_rows(asked), self.lease, (), first)
 
 
 class ToolDoor:
@@ -430,12 +430,12 @@ class ToolDoor:
             raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
         return await self._act(lease, flight, act)
 
-    async def _intent(self, lease: Lease, asked: CallRequest, attempt: int) -> "_Intent":
+    async def _intent(self, lease: Lease, asked: CallRequest, attempt: int) -> _CallIntent:
         asked = self._masked_call(asked)
         if len(asked.arguments) > BLOB_THRESHOLD:
             _, blob = await offload_body(self._store, asked.arguments)
             asked = msgspec.structs.replace(asked, blob=blob)
-        return _Intent(lease, asked, attempt)
+        return _CallIntent(lease, asked, attempt)
 
     async def guarded_look(self, asked: CallRequest, act: ToolAction | None) -> Answer:
         """Judge a call that only reads and costs nothing: same order, nothing written.
@@ -591,8 +591,11 @@ class ToolDoor:
         self, lease: Lease, flight: InFlight, truth: ActualResult, began: int, *, goes_on: bool = False
     ) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
-        truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
-        settled = await self._ledger.settle(lease, flight, truth, goes_on=goes_on)
+        if took or flight.audited:
+            truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
+        settled = self._ledger.defer_settlement(lease, flight, truth) if goes_on else None
+        if settled is None:
+            settled = await self._ledger.settle(lease, flight, truth)
         said = from_body(truth.body or b"")
         return Answer(
             call=flight.id,

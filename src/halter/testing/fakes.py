@@ -387,17 +387,24 @@ class HoldRefused(msgspec.Struct, frozen=True):
     event: CostCapReached
 
 
+class _HoldIntent(msgspec.Struct, frozen=True):
+    lease: Lease
+    intent: Intent
+    body: bytes | None
+    attempt: int
+
+    def write(self, now: int, first: Write | None = None) -> Write:
+        asked = msgspec.structs.replace(self.intent, legs=roll_legs(self.intent.legs, now))
+        key, rows = f"{intent_id(asked)}/held/{self.attempt}", rows_of_hold(intent_id(asked), asked.legs)
+        decide = partial(decide_hold, asked, body=self.body)
+        return Write(session_stream(self.lease.session), key, decide, rows, self.lease, (), first)
+
+
 async def hold(
     ledger: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
 ) -> HoldTaken | HoldRefused | StillHeld:
     """Commit an intent with its hold, as a door does: wait for other holds if that can make room."""
-
-    def write(now: int) -> Write:
-        asked = msgspec.structs.replace(intent, legs=roll_legs(intent.legs, now))
-        key, rows = f"{intent_id(asked)}/held/{attempt}", rows_of_hold(intent_id(asked), asked.legs)
-        return Write(session_stream(lease.session), key, partial(decide_hold, asked, body=body), rows, lease)
-
-    committed = await ledger.commit_intent(write, ledger.patience)
+    committed = await ledger.commit_intent(_HoldIntent(lease, intent, body, attempt), ledger.patience)
     for stored in () if committed is None else committed.events:
         match stored.event:
             case CostCapReached() as refusal:
