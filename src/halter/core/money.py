@@ -187,20 +187,20 @@ def _rank(cap: int | None) -> float:
     return math.inf if cap is None else cap
 
 
-class Reserved(msgspec.Struct, frozen=True):
+class Reserved(msgspec.Struct, frozen=True, gc=False):
     """The amount fits everywhere and may be held."""
 
     legs: tuple[Leg, ...]
 
 
-class MustWait(msgspec.Struct, frozen=True):
+class MustWait(msgspec.Struct, frozen=True, gc=False):
     """The amount fits what is unspent, but other holds must settle first."""
 
     leg: Leg
     budget: BudgetRow
 
 
-class CapReached(msgspec.Struct, frozen=True):
+class CapReached(msgspec.Struct, frozen=True, gc=False):
     """The amount exceeds what is unspent: it can never fit below this cap."""
 
     leg: Leg

@@ -107,7 +107,7 @@ BLOB_THRESHOLD: Final = 32 * 1024
 STREAM_PAGE: Final = 1000
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """An event before the store gives it its place and time.
 
     `body` can be erased; one too large for the events table is stored as a blob first and named here. Without a stream
@@ -206,7 +206,7 @@ class Write(msgspec.Struct, frozen=True):
     first: "Write | None" = None
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True, gc=False):
     """The events of a write, durable, and whether they had been there already.
 
     `first` is the result of the write that was done before it in the same transaction.

@@ -34,7 +34,7 @@ too large to decide. `link`: a link in an answer.
 """
 
 
-class ArgumentUse(msgspec.Struct, frozen=True):
+class ArgumentUse(msgspec.Struct, frozen=True, gc=False):
     """The role of an argument, and the kind of thing it names (address, account, url, file, event, user, channel…)."""
 
     role: ArgumentRole
@@ -71,7 +71,7 @@ class Source(msgspec.Struct, frozen=True):
     trusted: bool = False
 
 
-class Flaw(msgspec.Struct, frozen=True, omit_defaults=True):
+class Flaw(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One reason to ask: `source` is where the value stands, `quote` the line there."""
 
     argument: str
@@ -81,7 +81,7 @@ class Flaw(msgspec.Struct, frozen=True, omit_defaults=True):
     quote: str = ""
 
 
-class BrakeVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class BrakeVerdict(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """No flaws: the call goes through. `can_wait`: it may be staged and asked with others at the end of the turn."""
 
     flaws: tuple[Flaw, ...] = ()

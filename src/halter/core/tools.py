@@ -296,7 +296,7 @@ class Tool(Protocol):
 
 def find_secret_names(canonical: bytes) -> frozenset[str]:
     """The names of all secrets that arguments refer to as `${secret:NAME}`."""
-    if b"${" not in canonical:
+    if canonical.find(b"${") < 0:
         return frozenset()
     return frozenset(_SECRET.findall(canonical.decode()))
 

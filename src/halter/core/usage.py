@@ -37,14 +37,12 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code_executions: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.input_tokens, self.output_tokens, self.cache_read_tokens, self.cache_write_tokens) < 0:
+        read, write = self.cache_read_tokens, self.cache_write_tokens
+        if self.input_tokens < 0 or self.output_tokens < 0 or read < 0 or write < 0:
             raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
-        if self.cache_read_tokens + self.cache_write_tokens > self.input_tokens:
+        if read + write > self.input_tokens:
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
-        if (
-            not 0 <= self.cache_write_1h_tokens <= self.cache_write_tokens
-            or min(self.web_searches, self.code_executions) < 0
-        ):
+        if not 0 <= self.cache_write_1h_tokens <= write or self.web_searches < 0 or self.code_executions < 0:
             raise ValueError(f"What is cached for an hour is part of what is cached, but in {self} it is not.")
         if self.audio_tokens or self.audio_cached_tokens:
             least = min(self.audio_tokens, self.audio_cached_tokens)

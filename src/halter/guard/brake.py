@@ -121,8 +121,11 @@ class SessionBrake:
             return
         arguments = _read_arguments(call.arguments)
         taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
-        known = {"tool": call.tool, "declaration": declaration, "arguments": arguments, "result_text": result.text}
-        self._fold(partial(Provenance.observe, **known), taints=taints)
+        if self.clean:
+            known = {"tool": call.tool, "declaration": declaration, "arguments": arguments, "result_text": result.text}
+            self._fold(partial(Provenance.observe, **known), taints=taints)
+        else:
+            self._provenance.observe(call.tool, declaration, arguments, result.text)
 
     def observe_erased(self, call: ToolCall) -> None:
         declaration = self.declaration(call.tool)

@@ -50,7 +50,7 @@ from halter.guard.judge import (
 MIN_OUTPUT_TOKENS: Final = 256
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     max_output_tokens: int
     usd: int
     tokens: int

@@ -46,7 +46,7 @@ LONGEST_BUDGET_POLL: Final = SECOND // 2
 SAMPLE_PERIOD: Final = 30 * DAY
 
 
-class ActualResult(msgspec.Struct, frozen=True):
+class ActualResult(msgspec.Struct, frozen=True, gc=False):
     """The outcome and its cost. A cost of None is charged at the hold: nothing better is known."""
 
     outcome: Outcome
@@ -64,7 +64,7 @@ class ActualResult(msgspec.Struct, frozen=True):
     happened: tuple[JournalEffect, ...] = ()
 
 
-class Settlement(msgspec.Struct, frozen=True):
+class Settlement(msgspec.Struct, frozen=True, gc=False):
     """What was charged, whether a cap was passed by it, and the commit; a deferred one has no events yet."""
 
     usd: int

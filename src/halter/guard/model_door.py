@@ -128,7 +128,7 @@ _NO_VALUES: Final = MappingProxyType[str, str]({})
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the journal keeps of a request: the part of the prompt that is not in it already."""
 
     volatile: str = ""
@@ -162,7 +162,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_output_tokens: int = 0
 
 
-class AnsweredRequest(msgspec.Struct, frozen=True):
+class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
     """The model's answer. One that is `repeated` comes from the journal, and the session has paid for it already."""
 
     request: str
@@ -203,7 +203,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
 RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
 
 
-class AdmittedRequest(msgspec.Struct, frozen=True):
+class AdmittedRequest(msgspec.Struct, frozen=True, gc=False):
     """The intent is committed and its money is held."""
 
     flight: InFlight

@@ -268,7 +268,7 @@ def prepare_call(
     valid = _validate_arguments(tool, call)
     if isinstance(valid, Invalid):
         flaw = _pick_flaw(standing, terms, ("invalid_arguments", valid.sentence))
-        return PreparedCall(_fill_request(terms, call, call.arguments, now, flaw=flaw), tool, None, terms.rule)
+        return PreparedCall(_fill_request(terms, call, call.arguments, now, {"flaw": flaw}), tool, None, terms.rule)
     meant, arguments = valid
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake
@@ -287,7 +287,7 @@ def prepare_call(
             staged = alone and call.stage == "may" and brake.can_wait(call.tool)
             untrusted = STAGED if staged else untrusted
             approval = _add_flaws(standing, approval, brake, call.tool, flaws)
-    unfit = _find_missing_secret(standing, arguments) if b"${" in arguments.canonical else None
+    unfit = _find_missing_secret(standing, arguments) if arguments.canonical.find(b"${") >= 0 else None
     if unfit is None and standing.anonymize is not None:
         unfit = _find_unknown_placeholder(arguments)
     own: dict[str, Any] = {}
@@ -303,7 +303,7 @@ def prepare_call(
         own["flaw"] = _pick_flaw(standing, terms, unfit)
     if flaws:
         own |= {"flaws": strip_flaws(flaws), "untrusted": untrusted, "staged": staged}
-    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, **own), tool, arguments, terms.rule)
+    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, own), tool, arguments, terms.rule)
 
 
 STAGED: Final = (
@@ -383,7 +383,7 @@ def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, s
     return None
 
 
-def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, **own: Any) -> CallRequest:
+def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, own: dict[str, Any]) -> CallRequest:
     """What calls of the tool have in common, with what is this one's own."""
     if call.tool != terms.spec.name:
         own["tool"] = clean(call.tool)[:200]

@@ -112,6 +112,7 @@ _NAMED: Final = 2
 _WEAK: Final = 1
 _MINTS: Final = ("nothing", "trusted", "own", "known")
 _KEY: Final = ArgumentUse("content", "key")
+_NO_FLAWS: Final = BrakeVerdict()
 _OUTSIDE: Final = frozenset(("url", "address", "phone"))
 _ADDRESSED: Final = re.compile(
     r"//|(?<!\w)(?:https?|ftp|file|data|javascript|mailto|wss?|gopher|ssh|git|smb|ldap|dict|tel):|%[0-9a-f]{2}",
@@ -181,20 +182,18 @@ class Provenance:
 
     def observe(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], result_text: str) -> None:
         """A tool's result came back."""
-        was_clean = self.clean
-        mints = declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased
-        leaves = tuple(iterate_leaves(arguments)) if mints or not was_clean else ()
-        if declaration.reads in ("own", "known", "anyone") and result_text.strip():
+        was_clean, reads = self.clean, declaration.reads
+        mints = reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased
+        if reads not in ("nothing", "trusted") and result_text.strip():
             self._taint(result_text, tool)
+        leaves = tuple(iterate_leaves(arguments)) if mints or not was_clean else ()
+        if not was_clean:
+            self._utter(leaves)
         if mints:
-            if not was_clean:
-                self._utter(leaves)
             grounded = self._is_grounded(declaration, leaves)
             named = any(self._names(leaf) or self._found.names(str(leaf.value)) for leaf in leaves)
-            grounded = grounded and (bool(leaves) or declaration.reads == "trusted")
+            grounded = grounded and (bool(leaves) or reads == "trusted")
             self._mint(declaration, read_records(result_text), grounded=grounded, named=named)
-        elif not was_clean:
-            self._utter(leaves)
 
     def observe_erased(self, tool: str, declaration: Declaration) -> None:
         """A result that is erased mints nothing, and nothing that was minted counts any more."""
@@ -252,7 +251,7 @@ class Provenance:
         """Say what a person must be asked before this call; changes nothing."""
         if self.clean or (declaration.reach == "none" and declaration.reads == "nothing"):
             # What neither changes nor reads anything carries nothing out.
-            return BrakeVerdict()
+            return _NO_FLAWS
         # What a call leaves out has its default.
         whole = {**declaration.defaults, **arguments}
         uses = [(leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)]
@@ -263,8 +262,9 @@ class Provenance:
         if len(uses) > MAX_ARGUMENTS or sum(sizes) > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
-            flaws = tuple(self._judge_read(tool, uses))
-            return BrakeVerdict(flaws, can_wait=False)
+            # A read of figures alone, and from no address, carries nothing out.
+            leads = sizes or "destination" in [use.role for _, use in uses]
+            return BrakeVerdict(tuple(self._judge_read(tool, uses))) if leads else _NO_FLAWS
         flaws = (
             *self._judge_act(tool, declaration, uses),
             *self._judge_omitted(tool, declaration, uses),

@@ -207,7 +207,7 @@ _DECIDED: Final = (ev.CallStarted, ev.CallRefused)
 HIDDEN_REASONS: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a call, and the text for the model.
 
     `cap` is the cap it met; after an `overrun` the session must stop. `partial` is the output of a call before it
@@ -515,7 +515,7 @@ class ToolDoor:
         if tool is None or arguments is None:
             return None
         secrets = NO_VALUES
-        if b"${" in arguments.canonical:
+        if arguments.canonical.find(b"${") >= 0:
             names = find_secret_names(arguments.canonical)
             if not names <= standing.secrets:
                 return None

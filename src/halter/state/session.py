@@ -16,7 +16,7 @@ _NO_CHARGE: Final = Charge()
 _NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent | ev.ChannelEvent
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class InFlight(msgspec.Struct, frozen=True, gc=False):
     """An intent without its outcome: after a crash it is in doubt.
 
     `seq` is the intent's place in its stream. `accounts` are charged if it costs something although nothing was held.

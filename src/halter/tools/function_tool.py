@@ -77,6 +77,9 @@ from halter.tools.process import MAX_OUTPUT, ThreadPerTaskExecutor, check_findab
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
+_JSON_TYPES: Final[frozenset[Any]] = frozenset((str, int, bool))
+"""Types whose values are JSON as they are; what is not finite makes no JSON of a float."""
+
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _TOLD: Final = 5
 """How many mistakes a model is shown at once."""
@@ -123,6 +126,7 @@ class FunctionArguments:
         adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
         # Without the adapter's own checks of options that are never given.
         self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
+        self._plain = _JSON_TYPES.issuperset(self._fields.values())
         self.schema = json.dumps(adapter.json_schema()).encode()
 
     @property
@@ -133,9 +137,9 @@ class FunctionArguments:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
             values = self._read(arguments.strip() or b"{}")
-            canonical = canonical_json(self._dump(values, mode="json"))
+            canonical = canonical_json(values if self._plain else self._dump(values, mode="json"))
             # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
-            if b"null" in canonical and self._read(canonical) != values:
+            if canonical.find(b"null") >= 0 and self._read(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
             return Valid(values, canonical)
         except self._mistaken as error:
@@ -303,7 +307,7 @@ class FunctionTool:
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
         given = self._arguments
-        plain = not (given.adds or b"${" in arguments.canonical)
+        plain = not given.adds and arguments.canonical.find(b"${") < 0
         filled = arguments.values if plain else self._filled(arguments, permit)
         if self._awaited:
             return to_output(await _await_call(function, filled), self._max_output)
