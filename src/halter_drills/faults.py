@@ -133,6 +133,8 @@ class _Watched(Delegating):
 class _WriteBehind(Delegating):
     """Answers first and writes later, as a write-behind cache does."""
 
+    look = None
+
     def __init__(self, real: Engine) -> None:
         super().__init__(real)
         self._kept: list[WorkingSet] = []

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from halter.core.clock import SECOND, SystemClock
+from halter.core.errors import RowRefused
 from halter.core.events import BodiesErased, CallSettled, CallStarted, SessionStarted
 from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
@@ -200,6 +201,46 @@ async def test_a_group_commit_takes_two_round_trips(postgres_schema_url: str) ->
     await store.close()
 
 
+async def test_what_is_asked_together_takes_one_round_trip(postgres_schema_url: str) -> None:
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    store = JournalStore(engine)
+    sessions = [SessionId(f"desk-{number}") for number in range(20)]
+    await asyncio.gather(*(store.commit(begin_session(session)) for session in sessions))
+    before = engine.read_round_trips
+    rows, pages = await asyncio.gather(
+        asyncio.gather(*(store.ask(Query("session", SessionRow, {"session": each})) for each in sessions)),
+        asyncio.gather(*(store.read(session_stream(each)) for each in sessions)),
+    )
+    assert engine.read_round_trips - before == 1
+    assert [row.session for (row,) in rows] == sessions
+    assert [event.stream for (event,) in pages] == [session_stream(each) for each in sessions]
+    await store.close()
+
+
+async def test_a_question_that_a_server_refuses_fails_alone(postgres_schema_url: str) -> None:
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new))
+    await store.commit(begin_session("desk-1"))
+    wrong = {"since": 0, "limit": -1}
+    before, refused, after = await asyncio.gather(
+        store.read(session_stream(SessionId("desk-1"))),
+        store.ask(Query("sessions", SessionRow, wrong)),
+        store.ask(Query("session", SessionRow, {"session": "desk-1"})),
+        return_exceptions=True,
+    )
+    assert isinstance(refused, RowRefused)
+    assert not isinstance(before, BaseException)
+    assert not isinstance(after, BaseException)
+    assert (len(before), [row.session for row in after]) == (1, ["desk-1"])
+    await store.close()
+
+
+async def test_a_question_after_the_end_is_an_error(postgres_schema_url: str) -> None:
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new))
+    await store.close()
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(store.read(ONE), 60)
+
+
 async def test_a_claim_takes_one_round_trip_and_writes_nothing_while_nothing_is_due(postgres_schema_url: str) -> None:
     engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
     store, worker = JournalStore(engine), WorkerId("one")
@@ -229,9 +270,8 @@ async def test_a_claim_renews_a_lease_that_is_half_over(postgres_schema_url: str
 async def test_what_is_due_is_claimed_by_its_index_before_the_server_knows_its_tables(postgres_schema_url: str) -> None:
     """Whatever the planner thinks of the tables: nothing is read whole, and nothing sorted."""
     engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
-    statement, _ = make_named_statement(
-        "claim_ready", ("worker", TEXT), ("format", BIGINT), ("agents", TextColumn.OID), ("limit", BIGINT)
-    )
+    types = ("worker", TEXT), ("format", BIGINT), ("agents", TextColumn.OID), ("limit", BIGINT)
+    statement, _ = make_named_statement("postgres/engine.sql", "claim_ready", *types)
     ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
     with psycopg.connect(postgres_schema_url.partition("?")[0], autocommit=True) as server:
         server.execute(f"SET search_path TO {postgres_schema_url.rpartition('=')[2]}".encode())

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, url
 
 import msgspec
 import psycopg
-from psycopg import generators
+from psycopg import abc, generators
 from psycopg.abc import PQGen
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -143,6 +143,8 @@ class ConnectionSlot:
         self._connection: PgConnection | None = None
         self._prepared: dict[Statement, bytes] = {}
         self._numbers = count()
+        self.columns: dict[Statement, Sequence[str]] = {}
+        """The names of the columns of each statement that was run."""
         self.round_trips = 0
         """How often `run` has waited for the server."""
 
@@ -168,7 +170,11 @@ class ConnectionSlot:
             for result in found:
                 if result.status == ExecStatus.FATAL_ERROR:
                     raise psycopg.errors.error_from_result(result, "utf-8")
-            return [_read_rows(connection, result) for result in found[len(names) :]]
+            answers, transformer = found[len(names) :], Transformer(connection)
+            for (statement, _), result in zip(requests, answers, strict=True):
+                if statement not in self.columns:
+                    self.columns[statement] = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
+            return [_read_rows(transformer, result) for result in answers]
 
     @contextmanager
     def use(self) -> Generator[PgConnection]:
@@ -187,7 +193,7 @@ class ConnectionSlot:
 
     def drop(self) -> None:
         connection, self._connection = self._connection, None
-        self._prepared = {}
+        self._prepared, self.columns = {}, {}
         if connection is not None:
             connection.close()
 
@@ -236,10 +242,9 @@ def _exchange(
     return results
 
 
-def _read_rows(connection: PgConnection, result: PGresult) -> Rows:
+def _read_rows(transformer: abc.Transformer, result: PGresult) -> Rows:
     if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
         return ()
-    transformer = Transformer(connection)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, tuple)
 

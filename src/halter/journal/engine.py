@@ -96,12 +96,37 @@ class StoreView(Protocol):
     def close(self) -> None: ...
 
 
+class StreamPage(msgspec.Struct, frozen=True):
+    """A question for some events of a stream."""
+
+    stream: StreamId
+    after: int
+    limit: int
+
+    def ask(self, engine: "Engine") -> Sequence[Stored]:
+        return engine.read(self.stream, self.after, self.limit)
+
+
+class NamedQuery(msgspec.Struct, frozen=True):
+    """A question of `queries.sql`."""
+
+    name: str
+    params: Mapping[str, Any]
+
+    def ask(self, engine: "Engine") -> Sequence[Mapping[str, Any]]:
+        return engine.ask(self.name, self.params)
+
+
+Question = StreamPage | NamedQuery
+AnswerTogether = Callable[[Sequence[Question]], Sequence[Sequence[Any]]]
+
+
 class Engine(Protocol):
     """One store's way of keeping rows and events."""
 
     @property
-    def local(self) -> bool:
-        """Whether a short read takes less time than waking a thread."""
+    def look(self) -> AnswerTogether | None:
+        """Answers several questions in one round trip; None where a short one takes less time than waking a thread."""
         ...
 
     def begin(self, *, wait: bool = True) -> None:

@@ -168,7 +168,7 @@ class MemoryEngine:
     most frequent ones are answered by the dictionaries.
     """
 
-    local = True
+    look = None
 
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE_DURATION) -> None:
         self._clock = now

@@ -53,7 +53,10 @@ from halter.journal.engine import (
     Conflict,
     IndexedChunk,
     Leasing,
+    NamedQuery,
+    Question,
     StoreView,
+    StreamPage,
     describe_missing_blob,
     list_migrations,
     list_named_blobs,
@@ -115,6 +118,7 @@ def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None
 
 TEXT: Final = 25
 BIGINT: Final = 20
+BYTEA: Final = 17
 _HEAD: Final = struct.Struct("!5i").pack
 _SIZE: Final = struct.Struct("!i").pack
 _NULL: Final = _SIZE(-1)
@@ -153,6 +157,7 @@ class BytesColumn(tuple[bytes | None, ...]):
 
 
 Column = TextColumn | IntegerColumn | BytesColumn
+Value = str | int | bytes | Column | None
 
 
 def encode_integer(number: int) -> bytes:
@@ -289,8 +294,6 @@ class PostgresEngine:
     stream inserted and removed.
     """
 
-    local = False
-
     def __init__(
         self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT
     ) -> None:
@@ -316,6 +319,11 @@ class PostgresEngine:
         """How often commits and claims have waited for the server."""
         return self._writer.round_trips
 
+    @property
+    def read_round_trips(self) -> int:
+        """How often questions have waited for the server."""
+        return self._reader.round_trips
+
     def begin(self, *, wait: bool = True) -> None:
         """Refuse without time to wait, since a server always needs some; else begin together with `load`."""
         if not wait:
@@ -338,10 +346,9 @@ class PostgresEngine:
                 rows[row.key()] = row
         return WorkingSet(loaded=rows, now=find_latest_time(rows, now), earlier=group_by_write(before))
 
-    def _named(self, name: str, **values: str | int | Column | None) -> Request:
+    def _named(self, name: str, **values: Value) -> Request:
         """A statement of `engine.sql` with its parameters."""
-        statement, order = make_named_statement(name, *((each, _type_of(value)) for each, value in values.items()))
-        return statement, [_encode(values[each]) for each in order]
+        return _make_request("postgres/engine.sql", name, values)
 
     def save(self, changes: Changes) -> None:
         """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
@@ -392,9 +399,23 @@ class PostgresEngine:
                 self._writer.drop()
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        params = {"stream": stream, "after": after, "limit": limit}
-        with self._reader.use() as connection:
-            return [read_stored_event(row) for row in connection.execute(self._sql["read"], params, binary=True)]
+        return self.look([StreamPage(stream, after, limit)])[0]
+
+    def look(self, questions: Sequence[Question]) -> list[Sequence[Any]]:
+        requests = list[Request]()
+        for each in questions:
+            if isinstance(each, NamedQuery):
+                requests.append(_make_request("queries.sql", each.name, each.params))
+            else:
+                requests.append(self._named("read", stream=each.stream, after=each.after, limit=each.limit))
+        answers = list[Sequence[Any]]()
+        for question, (statement, _), rows in zip(questions, requests, self._reader.run(requests), strict=True):
+            if isinstance(question, NamedQuery):
+                names = self._reader.columns[statement]
+                answers.append([dict(zip(names, row, strict=True)) for row in rows])
+            else:
+                answers.append([read_stored_event(row) for row in rows])
+        return answers
 
     def claim(
         self,
@@ -463,8 +484,7 @@ class PostgresEngine:
             connection.execute(self._sql["leave"], {"worker": worker})
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        with self._reader.use() as connection:
-            return run_postgres_query(connection, name, params)
+        return self.look([NamedQuery(name, params)])[0]
 
     def put(self, digest: Digest, data: bytes) -> None:
         with self._writer.use() as connection:
@@ -618,9 +638,14 @@ def _list_inserts(rows: Sequence[Row]) -> list[Request]:
     return requests
 
 
+def _make_request(file: str, name: str, values: Mapping[str, Value]) -> Request:
+    statement, order = make_named_statement(file, name, *[(each, _type_of(value)) for each, value in values.items()])
+    return statement, [_encode(values[each]) for each in order]
+
+
 @cache
-def make_named_statement(name: str, *types: tuple[str, int]) -> tuple[Statement, tuple[str, ...]]:
-    """A statement of `engine.sql` for values of these types, and the order of its parameters."""
+def make_named_statement(file: str, name: str, *types: tuple[str, int]) -> tuple[Statement, tuple[str, ...]]:
+    """A statement of a file for values of these types, and the order of its parameters."""
     known, order = dict(types), list[str]()
 
     def number(found: re.Match[str]) -> str:
@@ -628,11 +653,11 @@ def make_named_statement(name: str, *types: tuple[str, int]) -> tuple[Statement,
             order.append(found[1])
         return f"${order.index(found[1]) + 1}"
 
-    sql = PARAMETER.sub(number, load_queries("postgres/engine.sql")[name])
+    sql = PARAMETER.sub(number, load_queries(file)[name])
     return Statement(sql.encode(), tuple(known[each] for each in order)), tuple(order)
 
 
-def _type_of(value: str | int | Column | None) -> int:
+def _type_of(value: Value) -> int:
     match value:
         case None:
             return 0
@@ -640,12 +665,16 @@ def _type_of(value: str | int | Column | None) -> int:
             return TEXT
         case int():
             return BIGINT
+        case bytes():
+            return BYTEA
         case _:
             return value.OID
 
 
-def _encode(value: str | int | Column | None) -> bytes | None:
-    return encode_integer(value) if isinstance(value, int) else None if value is None else value.encode()
+def _encode(value: Value) -> bytes | None:
+    if isinstance(value, int):
+        return encode_integer(value)
+    return value if value is None or isinstance(value, bytes) else value.encode()
 
 
 def format_hints(heads: Mapping[StreamId, int]) -> list[str]:

@@ -361,7 +361,7 @@ LEASE_DURATION: Final = 15 * SECOND
 class SqliteEngine:
     """Rows and events in one SQLite file, shared by any number of processes on one machine."""
 
-    local = True
+    look = None
 
     def __init__(
         self,

@@ -41,7 +41,17 @@ from halter.core.ports import (
 from halter.core.text import clean
 from halter.core.vocabulary import Row
 from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_needs
-from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
+from halter.journal.engine import (
+    AnswerTogether,
+    Busy,
+    Conflict,
+    Engine,
+    NamedQuery,
+    Question,
+    StoreView,
+    StreamPage,
+    index_chunks,
+)
 
 T = TypeVar("T")
 
@@ -173,6 +183,8 @@ class _Journal:
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
         self._busy = False
         self._reading = 0
+        self._asked: deque[tuple[Question, asyncio.Future[Sequence[Any]]]] = deque()
+        self._looking = False
         self._done_here = 0
         self._last_task: asyncio.Task[Any] | None = None
         self._writing_now = threading.Lock()
@@ -232,7 +244,7 @@ class _Journal:
         """Run a job that may overlap a transaction; a short one in this thread, unless the reader is at work."""
         if self.inline:
             return job()
-        if short and self.engine.local and not self._reading:
+        if short and self.engine.look is None and not self._reading:
             await self._let_others_run()
             return job()
         self._reading += 1
@@ -240,6 +252,42 @@ class _Journal:
             return await asyncio.get_running_loop().run_in_executor(self._reader, job)
         finally:
             self._reading -= 1
+
+    async def look(self, question: Question, *, short: bool) -> Sequence[Any]:
+        """Answer a question; what several tasks ask of a server at the same time shares a round trip."""
+        if self.inline or self.engine.look is None:
+            return await self.read(partial(question.ask, self.engine), short=short)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sequence[Any]] = loop.create_future()
+        self._asked.append((question, answer))
+        if not self._looking:
+            self._looking = True
+            loop.call_soon(self._look_together, self.engine.look)
+        return await answer
+
+    def _look_together(self, look: AnswerTogether) -> None:
+        batch = [self._asked.popleft() for _ in range(min(LARGEST_BATCH, len(self._asked)))]
+
+        def tell(answers: Sequence[Sequence[Any] | BaseException]) -> None:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, BaseException):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+            if self._asked:
+                self._look_together(look)
+            else:
+                self._looking = False
+
+        questions = [question for question, _ in batch]
+        try:
+            job = asyncio.get_running_loop().run_in_executor(self._reader, _answer_together, look, questions)
+        except RuntimeError as closed:
+            tell([closed] * len(batch))
+        else:
+            job.add_done_callback(lambda done: tell(done.result()))
 
     async def _let_others_run(self) -> None:
         """Let other tasks run now and then: what is done in this thread does not wait, and a loop of it would never."""
@@ -520,7 +568,8 @@ class JournalStore:
         return committed
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        return await self._read(partial(self._engine.read, StreamId(clean(stream)), after, limit), short=True)
+        question = StreamPage(StreamId(clean(stream)), after, limit)
+        return await self._patiently(partial(self._journal.look, question, short=True))
 
     async def claim(
         self,
@@ -544,7 +593,8 @@ class JournalStore:
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
-        found = await self._read(partial(self._engine.ask, query.name, params), short=query.name in SHORT_QUERIES)
+        look = partial(self._journal.look, NamedQuery(query.name, params), short=query.name in SHORT_QUERIES)
+        found = await self._patiently(look)
         return [msgspec.convert(row, query.row, strict=False) for row in found]
 
     async def now(self) -> int:
@@ -638,8 +688,8 @@ class JournalStore:
     async def _write(self, job: Callable[[], T]) -> T:
         return await self._patiently(partial(self._journal.write, job))
 
-    async def _read(self, job: Callable[[], T], *, short: bool = False) -> T:
-        return await self._patiently(partial(self._journal.read, job, short=short))
+    async def _read(self, job: Callable[[], T]) -> T:
+        return await self._patiently(partial(self._journal.read, job))
 
     async def _patiently(self, use: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -660,6 +710,18 @@ def _find_repeated(write: Write, found: Sequence[Stored], rows: WorkingSet) -> t
         # An owner that lost its lease must not take its successor's write for its own.
         fence(write.lease, rows)
     return known
+
+
+def _answer_together(look: AnswerTogether, questions: Sequence[Question]) -> Sequence[Sequence[Any] | BaseException]:
+    """Answer each question; where one cannot be answered, the others are asked without it."""
+    try:
+        return look(questions)
+    except StoreUnavailable as away:
+        return [away] * len(questions)
+    except BaseException as error:  # noqa: BLE001  the task that asked gets its error
+        if len(questions) == 1:
+            return [error]
+        return [answer for question in questions for answer in _answer_together(look, [question])]
 
 
 def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
