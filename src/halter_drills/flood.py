@@ -354,7 +354,7 @@ class FloodAgent:
 
     async def live(self, lease: Lease) -> None:
         """Give the session its turns until it ends; it sleeps between them in this process."""
-        verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, SESSION, "autonomous")}
+        verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, "autonomous")}
         tools = {**self.outside.tools(), **verbs_of}
         hourly = self._limits.token_budget_per_hour or None
         standing = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)

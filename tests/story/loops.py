@@ -261,7 +261,7 @@ class Story:
         )
 
     def tools(self, store: Store) -> Mapping[str, Tool]:
-        made: list[Tool] = [*self.desk.tools(), *make_verbs(store, "s", self.kind), *self.extra]
+        made: list[Tool] = [*self.desk.tools(), *make_verbs(store, self.kind), *self.extra]
         return {each.spec.name: each for each in made}
 
     def thinking(self, running: SessionRuntime) -> LoopSettings:

@@ -13,9 +13,11 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt
+from halter.loop.history import find_calling_session
 from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
 from halter.state import lifecycle
 from halter.testing.world import World
+from halter.tools.function_tool import FunctionTool, tool
 from tests.story.fronts import front
 
 TWO_WORDS = "- {text: First.}\n- {text: Second.}\n"
@@ -88,3 +90,37 @@ async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(be
         result = await running
     assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
     assert len(bench.facts("decision_withdrawn")) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "session"),
+    [
+        ("s.c1_0_0", "s"),
+        ("clerk.papers-1.c2_13_0", "clerk.papers-1"),
+        ("orders/17.c1_0_0", "orders/17"),
+        ("s.c1_0_0/3", "s"),
+        ("s.c1_0_0/3.agent.c1_2_0/1", "s.c1_0_0/3.agent"),
+        ("s.poll_1", ""),
+    ],
+)
+def test_a_call_tells_its_session(call: str, session: str) -> None:
+    assert find_calling_session(call) == session
+
+
+async def test_tools_that_change_between_two_runs_are_those_of_the_next_session(bench: Bench) -> None:
+    agent = bench.agent(says("One."), says("Two."))
+
+    @agent.toolset
+    def tools(deps: str) -> list[FunctionTool]:
+        async def look() -> str:
+            """Look."""
+            return deps
+
+        look.__name__ = f"look_{deps}"
+        return [tool(look, level="SAFE", effect="read")]
+
+    async with agent:
+        await agent.run("go", deps="here")
+        await agent.run("go", deps="there")
+    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].asked]
+    assert offered == [{"ask_user", "read_output", "look_here"}, {"ask_user", "read_output", "look_there"}]

@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -317,13 +318,14 @@ LONGEST_NAME: Final = 200
 class Transcript:
     """The messages of a session. What is sent is kept between requests, so a step costs only what is new."""
 
+    __slots__ = ("audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
+
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.cut: Cut | None = None
+        self.marker: Text | None = None
         self.task = 0
         self.turn = 0
-        self._marker: Text | None = None
-        self._starts: list[bool] = []
         self.sent: list[Message] = []
         """What is sent, without the ending of each request."""
         self.size = 0
@@ -337,16 +339,13 @@ class Transcript:
 
     def add(self, message: Message) -> None:
         """Add a message; consecutive messages to the model are merged."""
-        starts = True
         for part in message.parts:
             if isinstance(part, ToolResult):
-                starts = message.role == "assistant"
                 if len(part.text) > LONGEST_RESULT:
                     message = shorten_results(message, LONGEST_RESULT)
             elif isinstance(part, Text) and part.tokens:
                 self.audio += count_audio_tokens((Message(message.role, (part,)),))
         self.messages.append(message)
-        self._starts.append(starts)
         last = self.sent[-1] if self.sent else None
         if last is not None and last.role == message.role == "user":
             merged = Message("user", (*last.parts, *message.parts))
@@ -363,23 +362,29 @@ class Transcript:
         """
         first = max(find_unanswered(self.messages), self.turn)
         task = self.task if tokens[self.task] <= window else self.turn
-        shape = HistoryShape(sizes=tokens, starts=self._starts, task=task, turn=self.turn, newest=first)
+        starts = [may_start(message) for message in self.messages]
+        shape = HistoryShape(sizes=tokens, starts=starts, task=task, turn=self.turn, newest=first)
         return fit_history(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
-        self.cut, self._marker = cut, marker
+        self.cut, self.marker = cut, marker
         self.sent = list(build_history_view(self.messages, cut, marker))
         self.size = sum(map(measure_message, self.sent))
         self.audio = count_audio_tokens(self.sent)
-
-    @property
-    def marker(self) -> Text | None:
-        return self._marker
 
 
 def call_id(session: str, call: ToolCall) -> str:
     """The id of a call in the whole store; stable across crashes."""
     return f"{session}.{call.id}"
+
+
+_MODEL_CALL: Final = re.compile(r"(.*)\.c\d+_\d+_\d+(?:/.*)?", re.DOTALL)
+
+
+def find_calling_session(call: str) -> str:
+    """The session of a call of a model, or of one made inside of it, by its id in the whole store."""
+    found = _MODEL_CALL.fullmatch(call)
+    return "" if found is None else found[1]
 
 
 def describe_call_result(call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> ToolResult:
@@ -405,18 +410,42 @@ def _join_text(message: Message) -> str:
 ReadBody = Callable[[Stored], Awaitable[bytes]]
 
 
+_NO_TURN: Final = Turn()
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
 class SessionHistory:
     """A session as its loop knows it, folded from events in order."""
+
+    __slots__ = (
+        "_cut_short",
+        "_erased",
+        "_lost",
+        "_min_sleep",
+        "_nonces",
+        "actions",
+        "brake",
+        "done",
+        "foreseen",
+        "given",
+        "hot",
+        "phase",
+        "session",
+        "staged",
+        "transcript",
+        "turn",
+    )
 
     def __init__(self, session: str, min_sleep: int = SECOND, brake: SessionBrake | None = None) -> None:
         self.session = session
         self.brake = brake
         """Hears what the model is shown; None where the injection brake is off."""
         self._min_sleep = min_sleep
-        self.turn = Turn()
+        self.turn = _NO_TURN
         self.transcript = Transcript()
         self.done: dict[str, ToolResult] = {}
-        self._nonces: dict[str, str] = {}
+        self._nonces: Mapping[str, str] = _NOTHING
+        """Those of the requests under way."""
         self.foreseen: dict[str, str] = {}
         """Predictions of the step's calls; the model is shown them beside the results."""
         self._cut_short = ""
@@ -424,18 +453,18 @@ class SessionHistory:
         self.hot = b""
         self.given = ""
         self.phase: ev.PhaseEntered | None = None
-        self._erased: set[str] = set()
+        self._erased: tuple[str, ...] = ()
         """Calls of the step whose results are erased."""
-        self._lost: dict[str, ToolCall] = {}
+        self._lost: Mapping[str, ToolCall] = _NOTHING
         """Calls under way of a reply that is erased: what they were given is unknown."""
-        self.staged: list[ToolCall] = []
+        self.staged: tuple[ToolCall, ...] = ()
         """Calls of the turn that wait for its end."""
-        self.actions: list[int] = []
+        self.actions: tuple[int, ...] = ()
         """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.opened(message)
-        self.staged = []
+        self.staged = ()
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
         if self.brake is not None:
             for part in message.parts:
@@ -451,13 +480,13 @@ class SessionHistory:
         self.turn = self.turn.waited(duration)
 
     def acts(self, at: int) -> None:
-        self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
+        self.actions = (*(each for each in self.actions if abs(at - each) < MINUTE), at)
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         self.transcript.add(make_user_message(text, "config", reason=reason))
         self.turn = self.turn.told(reason, at)
         if reason == "staged":
-            self.staged = []
+            self.staged = ()
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
@@ -489,7 +518,7 @@ class SessionHistory:
                 brake.observe_erased(call)
             else:
                 brake.observe(call, result)
-        self._erased.clear()
+        self._erased = ()
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
         said = [(call, self.foreseen.pop(call_id(self.session, call), "")) for call in calls]
@@ -520,7 +549,7 @@ class SessionHistory:
                 self.flush(at)
                 self.turn, self._cut_short = self.turn.uncapped(), ""
                 record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
-                self._nonces[event.request] = record.nonce
+                self._nonces = {**self._nonces, event.request: record.nonce}
             case ev.RequestSettled():
                 await self._settled(event, stored, read)
             case ev.RequestRefused(purpose="turn") if self._is_turns(event.request):
@@ -610,31 +639,34 @@ class SessionHistory:
                 answer = restore_call_answer(event, body)
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
                 if is_erased(stored, body):
-                    self._erased.add(event.call.removeprefix(f"{self.session}."))
-                lost = self._lost.pop(event.call, None)
+                    self._erased += (event.call.removeprefix(f"{self.session}."),)
+                lost = self._lost.get(event.call)
                 if lost is not None and self.brake is not None:
                     self.brake.observe_erased(lost)
+                    self._lost = {call: lost for call, lost in self._lost.items() if call != event.call}
                 return
             case ev.CallRefused():
                 self._keep(event.call, event.outcome, event.sentence)
                 if event.staged:
-                    self.staged += [each for each in self.turn.calls if call_id(self.session, each) == event.call]
+                    self.staged += tuple(each for each in self.turn.calls if call_id(self.session, each) == event.call)
         # A call inside of another one is none of the model's.
         if self.brake is not None and self._is_models(event.call):
             body = await read(stored)
             self.brake.take_in(event, None if is_erased(stored, body) else body)
             if isinstance(event, ev.CallStarted) and not self._is_known(event.call):
-                self._lost[event.call] = ToolCall(event.call, event.tool, "")
+                self._lost = {**self._lost, event.call: ToolCall(event.call, event.tool, "")}
 
     async def _settled(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         if event.request not in self._nonces:
             await self._foresee(event, stored, read)
             return
+        nonce = self._nonces[event.request]
+        self._nonces = {request: each for request, each in self._nonces.items() if request != event.request}
         attempt = parse_attempt(event.request)
         if event.outcome == "ok":
             body = await read(stored)
             reply = msgspec.json.decode(body, type=Reply) if body else Reply(())
-            self.thought(reply, self._nonces[event.request], stored.at)
+            self.thought(reply, nonce, stored.at)
         elif event.outcome in ("cancelled", "unknown"):
             body = await read(stored)
             self._cut_short = msgspec.json.decode(body, type=Reply).text if body else ""

@@ -113,6 +113,26 @@ NO_OBSERVER: Final = LoopObserver()
 
 
 class TurnLoop:
+    __slots__ = (
+        "_away",
+        "_chance",
+        "_clock",
+        "_make_brake",
+        "_mind",
+        "_names",
+        "_offered",
+        "_recalled",
+        "_running",
+        "_senses",
+        "_session",
+        "_start",
+        "_streams",
+        "_thinking",
+        "_watching",
+        "_window",
+        "rules",
+    )
+
     def __init__(
         self,
         running: SessionRuntime,
@@ -134,12 +154,12 @@ class TurnLoop:
         # No callback receives outcomes. Otherwise these must be durable first.
         self._away = watching.said is _ignore_words and watching.did is _ignore_answer
         self._streams = thinking.mind.streaming if thinking.mind.streaming is not None else self.rules.kind == "chat"
-        self._names = [str(model.name) for model in thinking.models]
+        self._names = thinking.names
         self._offered = thinking.offered
         self._session = running.lease.session
         self._make_brake = brake
         self._recalled = SessionHistory(self._session, thinking.rules.min_sleep, brake())
-        self._start = build_stable_prefix(thinking.mind, thinking.offered)
+        self._start = thinking.start
         self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
         # Of the history, not of the loop: what refers to itself waits for the garbage collector.
         running.rested, running.foreseen = self._recalled.wait, self._recalled.foreseen
@@ -184,7 +204,7 @@ class TurnLoop:
         self._recalled.phase = event
 
     def offer(self, tools: tuple[ToolSpec, ...]) -> None:
-        if tools != self._offered:
+        if tools is not self._offered and tools != self._offered:
             self._begin_with(tools)
 
     async def open(
@@ -385,7 +405,7 @@ class TurnLoop:
         for call, answer in zip(calls, answers, strict=True):
             self._recalled.done[call.id] = describe_call_result(call, answer.outcome, answer.text, answer.partial)
             if answer.staged:
-                self._recalled.staged.append(call)
+                self._recalled.staged += (call,)
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             self._senses.called(call, answer)
@@ -451,7 +471,7 @@ class TurnLoop:
 
         Returns whether all were made. If not, the model is told, and the turn goes on.
         """
-        calls = tuple(self._recalled.staged)
+        calls = self._recalled.staged
         waiting = [msgspec.structs.replace(self._call(call), stage="over") for call in calls]
         answers = await self._running.calls(waiting)
         lines = [decide.STAGED_CALLS]

@@ -9,7 +9,7 @@ on a scale of 0 to 1" a one.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
@@ -141,7 +141,7 @@ SHRINK_FACTOR: Final = 0.5
 """Fraction of the prompt that is kept after a model found it too long."""
 
 
-class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
+class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The settings of a loop. The models are the agent's own, then its fallbacks.
 
     `window` is the smallest context window of any of them. `offered` are the tools shown to it.
@@ -154,9 +154,35 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     summarizer: Model | None = None
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple([str(model.name) for model in self.models])
+
+    @cached_property
+    def start(self) -> StablePrefix:
+        """What a prompt begins with where nothing was kept for it."""
+        return build_stable_prefix(self.mind, self.offered)
+
+
+NOTHING_LEARNED: Final = TokenMeter()
+
 
 class ContextWindow:
     """Keeps the prompt within the model's window."""
+
+    __slots__ = (
+        "_clock",
+        "_ending",
+        "_meter",
+        "_mind",
+        "_most",
+        "_recalled",
+        "_running",
+        "_session",
+        "_spare",
+        "_thinking",
+        "fixed",
+    )
 
     def __init__(
         self, recalled: SessionHistory, running: SessionRuntime, clock: Clock, thinking: LoopSettings, fixed: int
@@ -168,7 +194,7 @@ class ContextWindow:
         self._mind = thinking.mind
         self._session = running.lease.session
         self.fixed = fixed
-        self._meter = TokenMeter()
+        self._meter = NOTHING_LEARNED
         self._most: int | None = None
         self._spare = thinking.window - thinking.mind.max_output_tokens - MARKER_TOKENS
         self._ending = 0

@@ -156,6 +156,8 @@ def _ignore_trouble() -> None: ...
 SHORT_REST: Final = SECOND // 4
 _PAID: Final = (AnsweredRequest, FailedRequest)
 
+_UNREAD: Final = Session()
+
 LONGEST_LAST_WORDS: Final = 20_000
 """Longest last words passed to a parent."""
 
@@ -170,6 +172,35 @@ class SessionRuntime:
     writes is redacted.
     """
 
+    __slots__ = (
+        "_asks",
+        "_attempts",
+        "_cap",
+        "_clock",
+        "_doubts",
+        "_guard",
+        "_looking_back",
+        "_near",
+        "_rests",
+        "_seen",
+        "_store",
+        "_told",
+        "_tools",
+        "_waits",
+        "capped",
+        "ending",
+        "foreseen",
+        "lease",
+        "overrun",
+        "redacted",
+        "rested",
+        "rested_at",
+        "spent",
+        "standing",
+        "state",
+        "troubled",
+    )
+
     def __init__(
         self,
         store: Store,
@@ -182,14 +213,14 @@ class SessionRuntime:
     ) -> None:
         self.lease = lease
         self.standing = standing
-        self.state = Session()
+        self.state = _UNREAD
         self._store = store
         self._clock = clock
         self._guard = guard
         self.redacted = guard.redacted
         self._tools = tools
         self._waits = waits
-        self._told: frozenset[str] = frozenset()
+        self._told: tuple[str, ...] = ()
         self._asks = True
         """Whether a question of the session may be open: not where all that it did was done here without one."""
         self._seen = 0
@@ -202,10 +233,10 @@ class SessionRuntime:
         """Called when no model answers the session, and when one does again."""
         self.capped: CapListener = ignore_cap
         """Called before the session sleeps until the window of a cap is over."""
-        self._attempts: dict[str, int] = {}
+        self._attempts: Mapping[str, int] = _UNREAD.attempts
         self.foreseen: dict[str, str] = {}
         """Predictions by call id; the model sees them with the result."""
-        self.spent = Charge()
+        self.spent = _UNREAD.spent
         self.overrun = False
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
@@ -218,7 +249,7 @@ class SessionRuntime:
     async def look_back(self, begun: Sequence[Stored] = ()) -> list[Stored]:
         events = list(begun) or await self.events()
         self.state = replay(events)
-        self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        self._attempts, self._seen = self.state.attempts, self.state.inbox_seen
         # A later runtime of this session in this process must not reuse the names of its rests.
         self._rests = max(self._rests, self.state.head)
         self.rested_at = self._seen
@@ -289,7 +320,7 @@ class SessionRuntime:
         needs_person = isinstance(answer, NeedsPerson)
         if needs_person or answer.outcome in REFUSAL_OUTCOMES:
             self._asks = self._asks or needs_person
-            self._attempts[call.id] = self._count_attempts(call) + 1
+            self._attempts = {**self._attempts, call.id: self._count_attempts(call) + 1}
         if answer.simulation:
             self.foreseen[answer.call] = answer.simulation
         elif said := self.foreseen.get(answer.call, ""):
@@ -669,7 +700,7 @@ class SessionRuntime:
 
     def _tell(self, asked: NeedsPerson, state: State) -> None:
         if asked.decision not in self._told:
-            self._told |= {asked.decision}
+            self._told += (asked.decision,)
             self._waits(asked, state)
 
     async def halted(self) -> HaltRow | None:

@@ -17,6 +17,7 @@ from halter.core.messages import Model
 from halter.core.ports import Store
 from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName
+from halter.core.vocabulary import SessionKind
 from halter.guard.brake import SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
@@ -112,6 +113,10 @@ class _Made:
     guard: tuple[_GuardInputs, GuardRuntime] | None = None
     environ: tuple[object, Mapping[str, str]] = (None, {})
     definition: tuple[AssembledAgent, Digest, int] | None = None
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[SessionKind, bool], object] = {}
+        """How sessions of a kind are built, attended by a person or not; see `session_builder`."""
 
 
 class AgentContext(msgspec.Struct, frozen=True):

@@ -388,6 +388,9 @@ def protect_tools(tools: Iterable[Tool], paths: ProtectedPaths) -> None:
 OWN_TOOLS: Final = "tools.py"
 
 
+NO_SECRETS: Final[frozenset[str]] = frozenset()
+
+
 class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
     """A resolved agent with its tools. Without a model it can only run playbooks.
 
@@ -412,7 +415,7 @@ class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
             policy_digest=self.policy.digest(),
             trigger=trigger,
             quarantined=self.quarantined,
-            secrets=frozenset(self.policy.secrets) & self.secrets.names(),
+            secrets=frozenset(self.policy.secrets) & self.secrets.names() if self.policy.secrets else NO_SECRETS,
             rates=self.mind.rates,
         )
 

@@ -60,7 +60,7 @@ from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.documents import Library, SessionDocuments
 from halter.tasks.agent_tool import AgentTool
-from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhaseWalk
+from halter.tasks.conversation import REVIEW_PHASE, Conversation, Pace, PhaseWalk, review_nothing
 from halter.tasks.playbooks import (
     MAX_PLAYBOOK_DURATION,
     MAX_SKILL_ATTEMPTS,
@@ -173,10 +173,6 @@ class TaskTools:
     def _mark_links(self, text: str) -> str:
         return self.mark_links(text)
 
-    def walk(self, loop: TurnLoop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> PhaseWalk:
-        offered = partial(_list_offered_tools, self._context.agent, tools)
-        return PhaseWalk(self.running, loop, phases, offered, self._review)
-
     async def _step(self, call: Call, left: int | None) -> Answer:
         """Runs a step of a playbook; the step and what runs inside it spend at most `left`."""
         if left is not None:
@@ -277,10 +273,10 @@ class TaskTools:
 
     async def _found(self) -> Mapping[str, tuple[str, str]]:
         """Returns the findings that may be told of, after the judges that are named have seen them."""
-        await self._review()
+        await self.review()
         return {row.finding: (row.review, row.words()) for row in await self._rows()}
 
-    async def _review(self, *, phase: bool = False) -> End | None:
+    async def review(self, *, phase: bool = False) -> End | None:
         policy, tasks = self._context.agent.policy, self._context.agent.tasks
         if not phase and (not tasks.review.judges or any(each.name == REVIEW_PHASE for each in policy.phases)):
             return None
@@ -522,57 +518,120 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     With `sensed`, the tools that its sensors use and no model is offered, the session is resident. `begun` are all of
     its events, if this process has just begun it.
     """
-    app, store, agent, session = context.app, context.store, context.agent, row.session
-    terms = compile_pace_terms(context)
-    names = tuple(dict.fromkeys(terms.pacing.names()))
+    app, store = context.app, context.store
     began = await find_session_origin(context, row, begun)
-    tasking = TaskTools(context, row, began.trigger, began.documents)
-    always = [*make_verbs(store, session, row.kind, names), *([answer] if answer else [])]
-    asked_for = tasking.verbs()
-    more = [*always, *asked_for]
-    own_tools = agent.tools
-    if any(isinstance(tool, AgentTool) for tool in own_tools.values()):
+    common = answer is None and sensed is None and began.grants is None
+    plan = _find_plan(context, row) if common else None
+    tasking = TaskTools(context, row, began.trigger, began.documents) if plan is None or plan.reviews else None
+    if plan is None:
+        own = _OwnTools(tuple(tasking.verbs()) if tasking else (), answer, sensed, began.grants, waits)
+        plan = _make_plan(context, row, own)
+    standing = resolve_standing(context, row, plan.phases[0], began)
+    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, plan.tools, waits)
+    running.capped = watching.capped
+    aware, senses = plan.aware, NO_LIVE_CONTEXT
+    if aware is None:
+        aware = Awareness(HotState(plan.terms.pacing.fields), app.clock)
+        senses = aware.senses()
+        if plan.terms.pacing.fields:
+            aware.hot.restore(await _load_hot_state(context, row, began.follows))
+    loop = TurnLoop(running, app.clock, plan.thinking, context.chance, senses, watching, plan.make_brake)
+    if tasking is not None:
+        tasking.running, tasking.mark_links = running, loop.describe_unsaid_links
+    pace: Pace | None = None
+    if row.kind == "autonomous":
+        pace = AutonomousPace(running, loop, app.clock, plan.terms, aware)
+    elif row.kind == "task":
+        review = tasking.review if tasking is not None else review_nothing
+        pace = PhaseWalk(running, loop, plan.phases, plan.offered, review)
+    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun)
+    return LiveSession(running, loop, conversation, aware, plan.terms)
+
+
+class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent's sessions of a kind have in common, made once for all that have no tools of their own.
+
+    `offered` are the tools that a model is shown in each phase. `aware` is what they perceive if that is nothing.
+    """
+
+    context: AgentContext
+    terms: PaceTerms
+    tools: Mapping[str, Tool]
+    phases: tuple[Phase, ...]
+    offered: tuple[tuple[ToolSpec, ...], ...]
+    thinking: LoopSettings
+    make_brake: Callable[[], SessionBrake | None]
+    reviews: bool
+    aware: Awareness | None
+
+
+class _OwnTools(msgspec.Struct, frozen=True):
+    """Tools that are made for one session: its verbs, its form of an answer, those of its sensors, its grants."""
+
+    verbs: tuple[Tool, ...]
+    answer: Tool | None
+    sensed: Mapping[str, Tool] | None
+    grants: tuple[str, ...] | None
+    waits: WaitListener
+
+
+def _find_plan(context: AgentContext, row: SessionRow) -> SessionPlan | None:
+    """Returns the plan that was made for the same agent, if there is one."""
+    plan = context.made.plans.get((row.kind, row.unattended))
+    if not isinstance(plan, SessionPlan):
+        return None
+    made = plan.context
+    same = made.agent is context.agent and made.app is context.app and made.models is context.models
+    return plan if same and made.brakes is context.brakes else None
+
+
+def _make_plan(context: AgentContext, row: SessionRow, own: _OwnTools) -> SessionPlan:
+    agent, terms, answer, sensed = context.agent, compile_pace_terms(context), own.answer, own.sensed or {}
+    names = tuple(dict.fromkeys(terms.pacing.names()))
+    always = [*make_verbs(context.store, row.kind, names), *([answer] if answer else [])]
+    agents = any(isinstance(tool, AgentTool) for tool in agent.tools.values())
+    tools = agent.tools
+    if agents:
         # What runs a sub-session is made of what builds a session.
         from halter.runtime.sub_sessions import bind_agent_tools
 
-        own_tools = bind_agent_tools(context, session, own_tools, waits)
-    tools = {**own_tools, **{verb.spec.name: verb for verb in more}}
-    everything = {**tools, **(sensed or {})}
-    own = [*(verb.spec.name for verb in always), *(sensed or {})]
-    phases = [grant_phase_tools(phase, own, began.grants) for phase in agent.policy.phases]
+        tools = bind_agent_tools(context, row.session, tools, own.waits)
+    tools = {**tools, **{verb.spec.name: verb for verb in (*always, *own.verbs)}}
+    granted = [*(verb.spec.name for verb in always), *sensed]
+    phases = tuple([grant_phase_tools(phase, granted, own.grants) for phase in agent.policy.phases])
     # An agent without tools answers in one request, so it is offered none.
-    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
-    thinks = _build_loop_settings(agent, context.models, row, told, phases[0], output=answer is not None)
-    standing = resolve_standing(context, row, phases[0], began)
-    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, everything, waits)
-    running.capped = watching.capped
-    tasking.running = running
-    aware = Awareness(HotState(terms.pacing.fields), app.clock)
-    if terms.pacing.fields:
-        aware.hot.restore(await _load_hot_state(context, row, began.follows))
-    senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_LIVE_CONTEXT
-    brake = partial(_make_brake, context, tools, senses=bool(terms.pacing.fields or terms.pacing.sensors))
-    loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching, brake)
-    tasking.mark_links = loop.describe_unsaid_links
-    pace = (
-        AutonomousPace(running, loop, app.clock, terms, aware)
-        if row.kind == "autonomous"
-        else tasking.walk(loop, phases, told)
-        if row.kind == "task"
-        else None
+    told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or own.verbs) else tools
+    offered = tuple([_list_offered_tools(agent, told, phase) for phase in phases])
+    perceives = bool(terms.pacing.fields) or row.kind == "autonomous"
+    senses = bool(terms.pacing.fields or terms.pacing.sensors)
+    plan = SessionPlan(
+        context=msgspec.structs.replace(context, bound=None),
+        terms=terms,
+        tools={**tools, **sensed} if sensed else tools,
+        phases=phases,
+        offered=offered,
+        thinking=_build_loop_settings(agent, context.models, row, offered[0], output=answer is not None),
+        make_brake=partial(_make_brake, context.brakes, agent, _list_specs(tools), senses=senses),
+        reviews=bool(agent.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
+        aware=None if perceives else Awareness(HotState({}), context.app.clock),
     )
-    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun)
-    return LiveSession(running, loop, conversation, aware, terms)
+    if not (agents or own.verbs or answer or own.sensed is not None or own.grants is not None):
+        context.made.plans[row.kind, row.unattended] = plan
+    return plan
 
 
-def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: bool) -> SessionBrake | None:
+def _list_specs(tools: Mapping[str, Tool]) -> Mapping[str, ToolSpec]:
+    return {name: tool.spec for name, tool in tools.items()}
+
+
+def _make_brake(
+    brakes: type[SessionBrake], agent: AssembledAgent, specs: Mapping[str, ToolSpec], *, senses: bool
+) -> SessionBrake | None:
     """Makes the injection brake of a session, which has heard what every prompt of it begins with."""
-    agent = context.agent
     mode = choose_provenance_mode(agent.policy)
     if mode == "off":
         return None
-    specs = {name: tool.spec for name, tool in tools.items()}
-    brake = context.brakes(mode, agent.policy, specs)
+    brake = brakes(mode, agent.policy, specs)
     brake.trust(agent.mind.instructions, "the instructions")
     brake.hear_descriptions()
     if agent.mind.provider_tools:
@@ -584,7 +643,7 @@ def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
 
 
 def _build_loop_settings(
-    agent: AssembledAgent, models: Models, row: SessionRow, tools: Mapping[str, Tool], phase: Phase, *, output: bool
+    agent: AssembledAgent, models: Models, row: SessionRow, offered: tuple[ToolSpec, ...], *, output: bool
 ) -> LoopSettings:
     mind, policy, kind = agent.mind, agent.policy, row.kind
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
@@ -607,7 +666,7 @@ def _build_loop_settings(
         mind=mind,
         rules=rules,
         models=own,
-        offered=_list_offered_tools(agent, tools, phase),
+        offered=offered,
         window=_window(agent, own, kind),
         summarizer=models.named(summary) if summary else None,
     )

@@ -7,7 +7,7 @@ A task with phases takes one after the other, never back, each with the tools gr
 turn, the session moves to the next phase or to its end. In the review phase judges are asked instead of a turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -326,9 +326,6 @@ class Conversation:
 REVIEW_PHASE: Final = "ethics_review"
 """The phase in which judges review the findings. Without it, named judges do so before a finding leaves the session."""
 
-OfferTools = Callable[[Phase], tuple[ToolSpec, ...]]
-"""Returns the tools that are offered in a phase."""
-
 
 class ReviewPhase(Protocol):
     """Reviews the findings, also without a phase for it if judges are named; returns the session's end, if it ends."""
@@ -336,11 +333,22 @@ class ReviewPhase(Protocol):
     async def __call__(self, *, phase: bool = False) -> End | None: ...
 
 
+async def review_nothing(*, phase: bool = False) -> End | None:
+    """Where no judges are named, nothing is reviewed."""
+
+
 class PhaseWalk:
-    """The pace of a task: a turn for each phase."""
+    """The pace of a task: a turn for each phase, with the tools that are `offered` there."""
+
+    __slots__ = ("_loop", "_offered", "_phases", "_review", "_running")
 
     def __init__(
-        self, running: SessionRuntime, loop: TurnLoop, phases: Sequence[Phase], offered: OfferTools, review: ReviewPhase
+        self,
+        running: SessionRuntime,
+        loop: TurnLoop,
+        phases: Sequence[Phase],
+        offered: Sequence[tuple[ToolSpec, ...]],
+        review: ReviewPhase,
     ) -> None:
         self._running = running
         self._loop = loop
@@ -402,17 +410,21 @@ class PhaseWalk:
         return 0 if self._loop.phase is None else self._loop.phase.number
 
     def _here(self) -> Phase:
-        return self._phases[min(self._number(), len(self._phases) - 1)]
+        return self._phases[self._place()]
+
+    def _place(self) -> int:
+        return min(self._number(), len(self._phases) - 1)
 
     def _begins(self) -> bool:
         entered = self._loop.phase
         return (0 if entered is None else entered.turn) == self._loop.turn.number
 
     def _stand(self) -> None:
-        phase = self._here()
+        place = self._place()
+        phase = self._phases[place]
         if self._running.standing.phase is not phase:
             self._running.standing = msgspec.structs.replace(self._running.standing, phase=phase)
-        self._loop.offer(self._offered(phase))
+        self._loop.offer(self._offered[place])
 
     def _announced(self) -> tuple[Text, ...]:
         """Announces the phase; a task with a single phase needs no words."""

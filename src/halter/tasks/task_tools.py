@@ -50,7 +50,7 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
 from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
-from halter.loop.history import LONGEST_RESULT, find_result
+from halter.loop.history import LONGEST_RESULT, find_calling_session, find_result
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
@@ -149,11 +149,11 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = 0
 
 
-def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
+def read_output(output: Callable[[str, str], Awaitable[str | None]]) -> Verb:
     """Makes the tool that reads on in a result that was too long to show."""
 
-    async def act(place: _Place, _: str) -> str:
-        text = await output(place.call)
+    async def act(place: _Place, call: str) -> str:
+        text = await output(find_calling_session(call), place.call)
         if text is None:
             raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
         offset = max(0, place.offset)
@@ -214,15 +214,13 @@ def make_yield_verb(names: Sequence[str] | None = None) -> Verb:
     return Verb(YIELD, about, _Yield, act, flaw)
 
 
-def make_verbs(
-    store: Store, session: str, kind: SessionKind, wake_names: Sequence[str] | None = None
-) -> Sequence[Verb]:
-    """Makes the verbs of one session; an autonomous one may wait for those names."""
-    common = (ask_user(), read_output(partial(find_call_output, store, session)))
+def make_verbs(store: Store, kind: SessionKind, wake_names: Sequence[str] | None = None) -> Sequence[Verb]:
+    """Makes the verbs of all sessions of a kind; autonomous ones may wait for those names."""
+    common = (ask_user(), read_output(partial(find_call_output, store)))
     return (*common, make_yield_verb(wake_names)) if kind == "autonomous" else common
 
 
-async def _read_nothing(_: str) -> str | None:
+async def _read_nothing(_: str, __: str) -> str | None:
     return None
 
 
