@@ -52,7 +52,7 @@ from halter.core.rows import (
     SessionRow,
 )
 from halter.core.vocabulary import RowKey, State
-from halter.guard.ledger import ActualResult, change_cap, settle_flight
+from halter.guard.ledger import ActualResult, change_cap, compute_charged_amounts, settle_flight
 from halter.journal.apply import CHAIN_START, hash_event
 from halter.journal.checkpoints import Checkpointer, public_key_path, read_public_keys
 from halter.journal.engine import to_psycopg_parameters
@@ -179,7 +179,7 @@ class Scribe:
         write = Write(
             session_stream(session),
             f"{name}/settled",
-            lambda rows: settle_flight(flight, truth, rows),
+            lambda rows: settle_flight(flight, truth, *compute_charged_amounts(flight, truth), rows),
             rows_of_hold(flight.id, flight.legs),
             self.leases[session],
         )

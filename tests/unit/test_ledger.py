@@ -516,7 +516,7 @@ async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> No
     twice = Write(
         session_stream("s1"),
         "another key",
-        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), rows),
+        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), 25, 0, rows),
         rows_of_hold("c1", taken.flight.legs),
         lease,
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from halter.core.clock import SECOND
@@ -28,7 +30,7 @@ from halter.core.tools import (
     find_secret_names,
     substitute_secrets,
 )
-from halter.tools.function_tool import CallKey, FunctionTool, spec_from_hints, tool
+from halter.tools.function_tool import CallKey, FunctionTool, canonical_json, spec_from_hints, tool
 from tests.processes import gone
 
 
@@ -171,6 +173,19 @@ def test_equal_arguments_have_one_canonical_form() -> None:
     assert isinstance(other, Valid)
     assert one.canonical == other.canonical
     assert one.canonical == '{"copy":"","days":3,"place":{"city":"Köln","zip":null}}'.encode()
+
+
+@given(words=st.text(), count=st.integers(), sure=st.booleans())
+def test_plain_values_are_written_as_all_others_are(*, words: str, count: int, sure: bool) -> None:
+    """What a person agreed to is bound to these bytes, so they must not change with the way they are written."""
+
+    @tool(level="SAFE", effect="read")
+    async def count_words(*, words: str, count: int, sure: bool) -> None: ...
+
+    given_values = {"words": words, "count": count, "sure": sure}
+    valid = count_words.validate(json.dumps(given_values).encode())
+    assert isinstance(valid, Valid)
+    assert valid.canonical == canonical_json(given_values)
 
 
 async def test_async_and_blocking_functions_run_and_defaults_are_not_shared() -> None:

@@ -147,7 +147,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
         return self.digest != b"" and self.body is None
 
 
-class Lease(msgspec.Struct, frozen=True, weakref=True):
+class Lease(msgspec.Struct, frozen=True, weakref=True, cache_hash=True):
     """The right to write a session's stream, until a later generation is taken."""
 
     session: SessionId

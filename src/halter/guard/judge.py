@@ -133,9 +133,11 @@ def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> li
     """What stands against each leg's cap, less what the session keeps back for its last words."""
     budgets: list[BudgetRow] = []
     for leg in legs:
-        row = budget_row(rows, leg)
-        # A configured cap is lowered where it is configured.
-        if row.cap_by and not leg.window and leg.scope == f"session:{kept.session}":
+        row = rows.get(BudgetRow, leg.scope, leg.window, leg.unit)
+        if row is None:
+            row = BudgetRow(leg.scope, leg.window, leg.unit)
+        elif row.cap_by and not leg.window and leg.scope == f"session:{kept.session}":
+            # A configured cap is lowered where it is configured.
             row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
         budgets.append(row)
     return budgets

@@ -73,11 +73,11 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     committed: Committed = Committed(())
 
 
-def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence[Draft]:
+def settle_flight(flight: InFlight, truth: ActualResult, usd: int, tokens: int, rows: Rows) -> Sequence[Draft]:
     """Settle exactly once, at the true cost, with an incident for each cap that it passed."""
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
-    charge = None if not flight.legs and not truth.usd else _compute_charge(flight, truth, rows)
+    charge = _compute_charge(flight, usd, tokens, rows) if flight.legs or usd else None
     drafts = [Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob)]
     if charge is not None and charge.overruns:
         drafts += [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in charge.overruns]
@@ -104,12 +104,11 @@ def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
             )
 
 
-def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
+def _compute_charge(flight: InFlight, usd: int, tokens: int, rows: Rows) -> Charge | None:
     """The charge; a cost without a hold is checked against the caps as a hold would have been."""
-    usd, tokens = compute_charged_amounts(flight, truth)
     if flight.legs:
         return settle(flight.legs, usd, tokens, partial(budget_row, rows))
-    if usd and flight.accounts:
+    if flight.accounts:
         return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).capped(leg.cap, rows.now))
     return None
 
@@ -205,12 +204,12 @@ def _list_settled_rows(flight: InFlight, truth: ActualResult, usd: int) -> Seque
     return (*rows, *_list_effect_rows(truth.happened)) if truth.happened else rows
 
 
-def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int) -> Write:
+def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
     happened = truth.happened
     return Write(
         session_stream(lease.session),
         f"{flight.id}/settled/{flight.seq}",
-        partial(settle_flight, flight, truth),
+        partial(settle_flight, flight, truth, usd, tokens),
         _list_settled_rows(flight, truth, usd),
         lease,
         tuple(dict.fromkeys(StreamId(each.stream) for each in happened if each.stream)) if happened else (),
@@ -299,7 +298,7 @@ class Ledger:
             body, blob = await offload_body(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
         usd, tokens = compute_charged_amounts(flight, truth)
-        committed = await self.commit(_make_settling_write(lease, flight, truth, usd))
+        committed = await self.commit(_make_settling_write(lease, flight, truth, usd, tokens))
         self._let_next_try()
         overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in committed.events)
         return Settlement(usd, tokens, overrun, committed)
@@ -314,7 +313,7 @@ class Ledger:
         usd, tokens = compute_charged_amounts(flight, truth)
         if not settles_within_hold(flight, truth, usd, tokens):
             return None
-        self.put_off(lease, _make_settling_write(lease, flight, truth, usd))
+        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:

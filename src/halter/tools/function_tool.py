@@ -78,8 +78,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 _JSON_TYPES: Final[frozenset[Any]] = frozenset((str, int, bool))
-"""Types whose values are JSON as they are; what is not finite makes no JSON of a float."""
+"""Types whose values are JSON as they are, in one spelling; of a float there are several."""
 
+_WRITE_PLAIN: Final = msgspec.json.Encoder(order="sorted").encode
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _TOLD: Final = 5
 """How many mistakes a model is shown at once."""
@@ -137,7 +138,7 @@ class FunctionArguments:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
             values = self._read(arguments.strip() or b"{}")
-            canonical = canonical_json(values if self._plain else self._dump(values, mode="json"))
+            canonical = _WRITE_PLAIN(values) if self._plain else canonical_json(self._dump(values, mode="json"))
             # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
             if canonical.find(b"null") >= 0 and self._read(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
