@@ -58,21 +58,20 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
 
     Every field has its length before it, so that no two lists of fields look the same.
     """
-    given: dict[str, list[bytes]] = {}
-    for result in results:
-        outcome, text = result.outcome.encode(), to_body(result.text)
-        given.setdefault(result.id, []).append(b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text))
     steps: list[bytes] = []
     for call in calls:
         tool, arguments = to_body(call.tool), _canonical(call.arguments)
         step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
-        for each in sorted(given.get(call.id, ())):
+        for each in sorted([_print_result(result) for result in results if result.id == call.id]):
             step += b"%d:%b" % (len(each), each)
         steps.append(step)
-    found = hashlib.sha256()
-    for step in sorted(steps):
-        found.update(b"%d:%b" % (len(step), step))
-    return found.hexdigest()
+    steps.sort()
+    return hashlib.sha256(b"".join([b"%d:%b" % (len(step), step) for step in steps])).hexdigest()
+
+
+def _print_result(result: ToolResult) -> bytes:
+    outcome, text = result.outcome.encode(), to_body(result.text)
+    return b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text)
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
@@ -258,22 +257,21 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
-        done: set[str] = set()
+        done: list[str] = []
         halted, capped = self.halted, ""
         for result in results:
             if result.outcome == "ok":
-                done.add(result.id)
+                done.append(result.id)
             elif result.outcome == "external_halt":
                 halted = True
             elif result.outcome == "cost_cap_reached":
                 capped = capped or result.text
         verbs: dict[str, ToolCall] = {}
-        active, tried = self.active, False
-        handed = False
+        active, tried, handed = self.active, False, False
         for call in calls:
             if call.tool not in _VERBS:
                 active = True
-                handed = handed or (call.id in done and call.tool.startswith(HAND_OFF))
+                handed = handed or (call.tool.startswith(HAND_OFF) and call.id in done)
                 continue
             tried = tried or call.tool == FINAL_ANSWER
             if call.id in done:

@@ -21,6 +21,7 @@ from halter.core import events as ev
 from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import MINUTE, SECOND
 from halter.core.messages import (
+    MESSAGE_OVERHEAD,
     Message,
     Reply,
     Text,
@@ -346,14 +347,13 @@ class Transcript:
             elif isinstance(part, Text) and part.tokens:
                 self.audio += count_audio_tokens((Message(message.role, (part,)),))
         self.messages.append(message)
-        last = self.sent[-1] if self.sent else None
-        if last is not None and last.role == message.role == "user":
-            merged = Message("user", (*last.parts, *message.parts))
-            self.size += measure_message(merged) - measure_message(last)
-            self.sent[-1] = merged
+        self.size += bound_message_tokens(message)
+        sent = self.sent
+        if message.role == "user" and sent and sent[-1].role == "user":
+            sent[-1] = Message("user", (*sent[-1].parts, *message.parts))
+            self.size -= MESSAGE_OVERHEAD
         else:
-            self.size += measure_message(message)
-            self.sent.append(message)
+            sent.append(message)
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
         """Whether what is sent fits a window, given the tokens of each message.
@@ -490,18 +490,20 @@ class SessionHistory:
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
-        turn, said, calls = self.turn, list[Text](), list[ToolCall]()
+        turn = self.turn
+        said: tuple[Text, ...] = ()
+        calls: tuple[ToolCall, ...] = ()
         for part in parts:
             if isinstance(part, ToolCall):
                 # Ids of our own: a model's may be missing or repeated.
                 name = f"c{turn.number}_{turn.steps}_{len(calls)}"
-                calls.append(ToolCall(name, part.tool[:LONGEST_NAME], part.arguments, part.group))
+                calls += (ToolCall(name, part.tool[:LONGEST_NAME], part.arguments, part.group),)
             elif part.text.strip():
-                said.append(part)
+                said += (part,)
         if said or calls:
-            self.transcript.add(Message("assistant", (*said, *calls)))
+            self.transcript.add(Message("assistant", said + calls))
         self.done = {}
-        self.turn = turn.thought(reply, tuple(calls), at)
+        self.turn = turn.thought(reply, calls, at)
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
@@ -543,6 +545,8 @@ class SessionHistory:
     async def _take_in(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
+            case ev.SessionStarted():
+                pass
             case ev.CallStarted() | ev.CallSettled() | ev.CallRefused():
                 await self._called(event, stored, read)
             case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):

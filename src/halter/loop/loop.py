@@ -260,11 +260,12 @@ class TurnLoop:
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             chance = self._chance.random() if turn.failures else 1.0
-            near = not turn.warned and not turn.calls and self._near_reserve()
+            left = (None, None) if turn.calls else self._running.left()
+            near = not turn.warned and not turn.calls and self._near_reserve(*left)
             now = self._clock.now()
             match decide_next_step(turn, self.rules, now, near_budget=near, chance=chance):
                 case Think(model, after):
-                    await self._think(model, after, now)
+                    await self._think(model, after, now, decide.describe_remaining_budget(*left))
                 case Act(calls):
                     await self._act(calls, now)
                 case Refuse(calls, outcome, sentence):
@@ -280,41 +281,39 @@ class TurnLoop:
                     await self._finish(why, sentence)
         return recalled.turn
 
-    def _near_reserve(self) -> bool:
+    def _near_reserve(self, usd: int | None, tokens: int | None) -> bool:
         """Whether what is left to spend is down to the reserve."""
-        usd, tokens = self._running.left()
         policy = self._running.standing.policy
-        cap = policy.caps.session.max_cost_usd
-        return (usd is not None and usd <= (cap or 0) * policy.reserve_cost_fraction) or (
-            tokens is not None and tokens <= policy.reserve_tokens
-        )
+        if usd is not None and usd <= (policy.caps.session.max_cost_usd or 0) * policy.reserve_cost_fraction:
+            return True
+        return tokens is not None and tokens <= policy.reserve_tokens
 
-    async def _think(self, number: int, after: int, now: int) -> None:
+    async def _think(self, number: int, after: int, now: int, left: str) -> None:
         if after:
             await self._running.pause(after)
             now = self._clock.now()
-        volatile = self._senses.volatile()
-        left = decide.describe_remaining_budget(*self._running.left())
+        senses, recalled = self._senses, self._recalled
+        volatile = senses.volatile()
         volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
-        name, turn = self._names[number], self._recalled.turn
+        name, turn = self._names[number], recalled.turn
         too_large = await self._window.make_room(name, len(to_body(volatile)))
         if too_large:
             self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
             return
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
-        prompt = build_prompt(
-            self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=turn.wrapping
-        )
-        if facts := self._senses.facts():
+        prompt = build_prompt(self._start, recalled.transcript, self._mind, volatile, nonce, last_words=turn.wrapping)
+        if facts := senses.facts():
             prompt = BuiltPrompt(msgspec.structs.replace(prompt.prompt, facts=facts), prompt.size, prompt.ending)
-        listen = self._watching.listen if self._streams else None
+        listen, timeout = self._watching.listen if self._streams else None, MODEL_REQUEST_TIMEOUT
+        if self.rules.timeout:
+            timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
         request = ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
             prompt=prompt.prompt,
-            timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left(now) or MODEL_REQUEST_TIMEOUT),
+            timeout=timeout,
             record=RequestRecord(prompt.ending, nonce),
             input_tokens=self._window.bound(name, prompt.size),
-            audio_tokens=self._recalled.transcript.audio,
+            audio_tokens=recalled.transcript.audio,
             listen=listen,
             discards=bool(turn.failures),
             nonce=nonce,
@@ -426,10 +425,6 @@ class TurnLoop:
             brake=self._recalled.brake,
             stage="may",
         )
-
-    def _time_left(self, now: int) -> int | None:
-        most = self.rules.timeout
-        return max(1, most - self._recalled.turn.time_worked(now)) if most else None
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""

@@ -34,7 +34,7 @@ from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
-from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, State, TerminalReason, WakeCause
+from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, TerminalReason, WakeCause
 from halter.guard.approvals import ask_question, make_cap_question
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
@@ -355,6 +355,8 @@ class SessionRuntime:
                     usd += each.cost_micros
                 passed = passed and isinstance(each, Answer) and each.cap is None
             self._spend(usd, beside.tokens)
+            if passed and not overrun and len(calls) == 1:
+                return list(answers.values())
             waiting = () if passed else await self._waited_for(list(zip(waiting, tried, strict=True)))
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
@@ -461,14 +463,19 @@ class SessionRuntime:
         return known is not None and known.spec.effect == "write"
 
     async def end(
-        self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
+        self, state: State, reason: TerminalReason, inbox_seen: int | None = None, messages: Sequence[Message] = ()
     ) -> bool:
-        """End the session; not with a hold in doubt, or with unseen messages if `inbox_seen` is given."""
+        """End the session; not with a hold in doubt, or with unseen messages if `inbox_seen` is given.
+
+        A parent is told the last words of its `messages`.
+        """
         if self.ending is not _do_nothing:
             # What works for it may take its time to stop, and what is done must not wait for that.
             await self.settle_up()
             await self.ending()
-        words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
+        words: bytes | None = None
+        if self.state.parent:
+            words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS))
         asked, standing = await self._questions() if self._asks else (), self.standing
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
         wakes = self.state.origin != "agent"
@@ -724,8 +731,10 @@ class SessionRuntime:
         self, key: str, happened: Sequence[tuple[ev.AnyEvent, bytes | None]], *, goes_on: bool = False
     ) -> None:
         """Record several events at once; where the session `goes_on`, with what follows."""
-        drafts = [Draft(event, *await offload_body(self._store, body)) for event, body in happened]
-        rows = [row for event, _ in happened for row in rows_of_event(event)]
+        drafts, rows = list[Draft](), list[RowKey]()
+        for event, body in happened:
+            drafts.append(Draft(event, *await offload_body(self._store, body)))
+            rows += rows_of_event(event)
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
         if goes_on:
             self._guard.ledger.put_off(self.lease, write)

@@ -394,24 +394,30 @@ class PromptMasker:
             last = self._last[lease] = _LastRequest()
         asked, count, redact = prompt.messages, len(last.said), self._redact
         if asked[:count] != last.said:
-            count, last.known = 0, ()
-        fresh: list[Message] = []
-        for message in asked[count:]:
+            count, last.known = 0, last.said
+        masked = None if last.known is last.said else [*last.known, *asked[count:]]
+        for place in range(count, len(asked)):
+            message = asked[place]
             parts = self.parts(message.parts)
-            fresh.append(message if parts is message.parts else Message(message.role, parts))
-        messages = (*last.known, *fresh)
+            if parts is not message.parts:
+                masked = masked or list(asked)
+                masked[place] = Message(message.role, parts)
         # The last message ends with what is true only now, so the next request says it otherwise.
-        last.said, last.known = asked[:-1], messages[:-1]
+        last.said = last.known = asked[:-1]
+        if masked is not None:
+            last.known = tuple(masked[:-1])
         if prompt.system is not last.system or prompt.tools is not last.tools:
             last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
             last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)
-        facts = change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts
+        clean = masked is None and last.masked_system is prompt.system and last.masked_tools is prompt.tools
+        if clean and not prompt.facts:
+            return prompt
         return Prompt(
             system=last.masked_system,
-            messages=messages,
+            messages=asked if masked is None else tuple(masked),
             tools=last.masked_tools,
             max_output_tokens=prompt.max_output_tokens,
-            facts=facts,
+            facts=change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts,
             provider_tools=prompt.provider_tools,
         )
 
@@ -482,7 +488,8 @@ def _mask_text_cached(text: str, redact: Redact) -> str:
 
 @lru_cache(maxsize=64)
 def _mask_tools(tools: tuple[ToolSpec, ...], redact: Redact) -> tuple[ToolSpec, ...]:
-    return tuple(msgspec.structs.replace(tool, description=mask_text(tool.description, redact)) for tool in tools)
+    masked = tuple(msgspec.structs.replace(tool, description=mask_text(tool.description, redact)) for tool in tools)
+    return tools if masked == tools else masked
 
 
 ChangeText = Callable[[str], str]

@@ -103,8 +103,9 @@ class _GuardInputs(NamedTuple):
 
     def same(self, other: "_GuardInputs") -> bool:
         """Whether a guard made of one serves the other."""
-        parts = zip(self[:4], other[:4], strict=True)
-        return all(mine is theirs for mine, theirs in parts) and self[4:] == other[4:]
+        app, policy, secrets, simulates, *values = other
+        same = self.app is app and self.policy is policy and self.secrets is secrets and self.simulates is simulates
+        return same and [self.hidden, self.environ] == values
 
 
 class _Made:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -337,6 +337,8 @@ async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], 
     """Returns the ids of the memories and precedents that people kept, and the text that shows them."""
     memories = (await store.ask(Query("kept_memories", _Memory, {"agent": agent})))[-MAX_KEPT_ENTRIES:]
     precedents = (await store.ask(Query("kept_precedents", _Precedent, {"agent": agent})))[:MAX_KEPT_ENTRIES]
+    if not memories and not precedents:
+        return (), (), ""
     lines = [f"- {await _read_words(store, row)} ({row.memory})" for row in memories]
     cases = [
         f"- {row.kind}: {await _read_words(store, row)} (seen {row.observed_count} times, {row.precedent})"
@@ -611,7 +613,7 @@ def _make_plan(context: AgentContext, row: SessionRow, own: _OwnTools) -> Sessio
         phases=phases,
         offered=offered,
         thinking=_build_loop_settings(agent, context.models, row, offered[0], output=answer is not None),
-        make_brake=partial(_make_brake, context.brakes, agent, _list_specs(tools), senses=senses),
+        make_brake=_plan_brake(context, tools, senses=senses),
         reviews=bool(agent.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
         aware=None if perceives else Awareness(HotState({}), context.app.clock),
     )
@@ -620,26 +622,26 @@ def _make_plan(context: AgentContext, row: SessionRow, own: _OwnTools) -> Sessio
     return plan
 
 
-def _list_specs(tools: Mapping[str, Tool]) -> Mapping[str, ToolSpec]:
-    return {name: tool.spec for name, tool in tools.items()}
-
-
-def _make_brake(
-    brakes: type[SessionBrake], agent: AssembledAgent, specs: Mapping[str, ToolSpec], *, senses: bool
-) -> SessionBrake | None:
-    """Makes the injection brake of a session, which has heard what every prompt of it begins with."""
+def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: bool) -> Callable[[], SessionBrake | None]:
+    """Returns what makes the injection brake of a session, which has heard what every prompt of it begins with."""
+    agent, brakes = context.agent, context.brakes
     mode = choose_provenance_mode(agent.policy)
     if mode == "off":
-        return None
-    brake = brakes(mode, agent.policy, specs)
-    brake.trust(agent.mind.instructions, "the instructions")
-    brake.hear_descriptions()
-    if agent.mind.provider_tools:
-        # What a provider's own tools find reaches the model unseen.
-        brake.hear_erased()
-    if senses:
-        brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
-    return brake
+        return lambda: None
+    specs = {name: tool.spec for name, tool in tools.items()}
+
+    def make_brake() -> SessionBrake:
+        brake = brakes(mode, agent.policy, specs)
+        brake.trust(agent.mind.instructions, "the instructions")
+        brake.hear_descriptions()
+        if agent.mind.provider_tools:
+            # What a provider's own tools find reaches the model unseen.
+            brake.hear_erased()
+        if senses:
+            brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
+        return brake
+
+    return make_brake
 
 
 def _build_loop_settings(

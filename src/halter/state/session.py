@@ -117,8 +117,16 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             spent = Charge(usd=before.usd + cost.usd, tokens=before.tokens + cost.tokens)
             return {"in_flight": in_flight, "spent": spent}
         case ev.SessionStarted():
-            names = ("session", "agent", "kind", "trigger", "parent", "follows", "origin")
-            return {name: getattr(event, name) for name in names} | {"started_at": stored.at}
+            return {
+                "session": event.session,
+                "agent": event.agent,
+                "kind": event.kind,
+                "trigger": event.trigger,
+                "parent": event.parent,
+                "follows": event.follows,
+                "origin": event.origin,
+                "started_at": stored.at,
+            }
         case ev.SessionWoken():
             return {"state": "RUNNING", "inbox_seen": event.inbox_seen, "wake_at": None}
         case ev.SessionResumed():

@@ -25,7 +25,7 @@ from halter.core.vocabulary import END_STATES, State
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
-from halter.loop.session_runtime import SessionRuntime, find_last_words
+from halter.loop.session_runtime import SessionRuntime
 
 INTERRUPTED: Final = "A person interrupted the answer."
 
@@ -243,9 +243,8 @@ class Conversation:
 
     async def _ended(self, end: End) -> Conclusion | None:
         """Ends the session, unless a message arrives at this very moment."""
-        said = find_last_words(self._loop.messages)
         while not await self._running.end(
-            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, said
+            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, self._loop.messages
         ):
             seen, news = self._seen, await self._news()
             if self._seen == seen:
@@ -258,7 +257,7 @@ class Conversation:
         halt = await self._running.halted()
         if halt is None or not halt.cancels:
             return None
-        await self._running.end("CANCELLED", "cancelled", last_words=find_last_words(self._loop.messages))
+        await self._running.end("CANCELLED", "cancelled", messages=self._loop.messages)
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested_after(self, park: Park) -> Conclusion | None:
