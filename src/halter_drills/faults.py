@@ -140,8 +140,8 @@ class _WriteBehind(Delegating):
         self._kept: list[WorkingSet] = []
         self._rows: dict[RowKey, Row | None] = {}
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
-        rows = self.real.load(keys, writes)
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
+        rows = self.real.begin(keys, writes, wait=wait)
         rows.loaded |= {key: self._rows[key] for key in keys if key in self._rows}
         kept = [event for changes in self._kept for event in changes.events]
         here = {key: tuple(event for event in kept if event.key == key) for key in writes}
@@ -169,7 +169,6 @@ class _WriteBehind(Delegating):
     def _write(self) -> None:
         for changes in self._kept:
             self.real.begin()
-            self.real.load([])
             self.real.save(changes)
             self.real.commit()
         self._kept.clear()

@@ -17,9 +17,9 @@ from halter.core.errors import LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.money import Caps, Spender, carve
-from halter.core.ports import Committed, Lease, Stored, Write
+from halter.core.ports import Committed, Lease, Write
 from halter.guard.ledger import ActualResult
-from halter.journal.apply import Applier, WorkingSet, append_events, apply_write
+from halter.journal.apply import Applier, WorkingSet, WriteAnswer, apply_write
 from halter.state.lifecycle import end_session, park_session, post_message, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
 from halter_drills.checker import StoreContents, check, found_at
@@ -66,9 +66,9 @@ class ZombieCase(msgspec.Struct, frozen=True):
         return self.number // len(MOMENTS) // STEPS % 2 == 1
 
 
-def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]:
+def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer:
     """The teeth: apply a write without checking its lease."""
-    return append_events(write.decide(rows), write, rows, salt)
+    return apply_write(write, rows, salt, fenced=False)
 
 
 class Mortal:

@@ -16,8 +16,8 @@ from halter.core.clock import SystemClock
 from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds, StreamId
-from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Stored, Write
-from halter.journal.apply import WorkingSet, apply_write
+from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Write
+from halter.journal.apply import WorkingSet, WriteAnswer, apply_write
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
 from halter.journal.store import JournalStore, StoreProblem
@@ -371,7 +371,7 @@ class Cable:
 async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_schema_url: str) -> None:
     cable = Cable(postgres_schema_url)
 
-    def cutting(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]:
+    def cutting(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer:
         cable.lose_next_answer = write.key == "unlucky"
         return apply_write(write, rows, salt)
 

@@ -100,16 +100,14 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
 
 
 def written(engine: SqliteEngine, row: HaltRow) -> None:
-    engine.begin()
-    known = engine.load([FLEET]).loaded[FLEET]
+    known = engine.begin([FLEET]).loaded[FLEET]
     engine.save(changing(row) if known else Changes({row.key(): row}))
     engine.commit()
 
 
 def seen(engine: SqliteEngine) -> object:
-    engine.begin()
     try:
-        return engine.load([FLEET]).loaded[FLEET]
+        return engine.begin([FLEET]).loaded[FLEET]
     finally:
         engine.rollback()
 

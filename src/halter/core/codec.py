@@ -25,7 +25,7 @@ def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
         facts = _ENCODER.encode(event)
     except UnicodeEncodeError:
         facts = b"\\u0000"
-    if b"\\u0000" not in facts:
+    if facts.find(b"\\u0000") < 0:  # Not `in`: for bytes that raises an error inside, and drops it.
         return event, facts
     facts = _ENCODER.encode(_clean_value(msgspec.to_builtins(event)))
     return _DECODERS[event.KIND].decode(facts), facts

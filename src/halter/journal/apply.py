@@ -15,7 +15,7 @@ from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
-from halter.core.ports import Draft, Lease, Stored, Write
+from halter.core.ports import Committed, Draft, Lease, Stored, Write
 from halter.core.project import EraseBodies, project_event
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
@@ -111,10 +111,13 @@ def find_latest_time(loaded: dict[RowKey, Any], now: int) -> int:
 _TIMED: Final = (StreamRow, BudgetRow)
 
 
-class Applier(Protocol):
-    """Applies one write to a working set; drills inject a broken one."""
+WriteAnswer = Committed | LeaseLost
 
-    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]: ...
+
+class Applier(Protocol):
+    """Does one write and those before it in a working set; drills inject a broken one."""
+
+    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer: ...
 
 
 def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
@@ -133,17 +136,42 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     return keys, rows
 
 
-def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> tuple[Stored, ...]:
-    lease = write.lease
-    if lease is None:
-        drafts = write.decide(rows)
-        for draft in drafts:
-            _refuse_newer_session(draft.stream or write.stream, rows)
-        return append_events(drafts, write, rows, salt)
-    row = rows.loaded.get((SessionRow, (lease.session,)))
-    if row is None or row.generation != lease.generation or row.owner != lease.worker:
-        fence(lease, rows)
-    return append_events(write.decide(rows), write, rows, salt)
+def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes], *, fenced: bool = True) -> WriteAnswer:
+    """Do one write after its `first`; if that is refused, so is this one. A repeated one answers as the first time."""
+    first = None
+    if write.first is not None:
+        first = apply_write(write.first, rows, salt, fenced=fenced)
+        if isinstance(first, LeaseLost):
+            return first
+    key, lease = write.key, write.lease
+    found = rows.earlier.get(key)
+    try:
+        if found is not None and (known := _find_repeated(write, found, rows)):
+            return Committed(known, repeated=True, first=first)
+        if lease is None:
+            drafts = write.decide(rows)
+            for draft in drafts:
+                _refuse_newer_session(draft.stream or write.stream, rows)
+        else:
+            row = rows.loaded.get((SessionRow, (lease.session,)))
+            if (row is None or row.generation != lease.generation or row.owner != lease.worker) and fenced:
+                fence(lease, rows)
+            drafts = write.decide(rows)
+        events = append_events(drafts, write, rows, salt)
+    except LeaseLost as lost:
+        return lost
+    if events:
+        rows.earlier[key] = events if found is None else (*found, *events)
+    return Committed(events, False, first)  # noqa: FBT003
+
+
+def _find_repeated(write: Write, found: Sequence[Stored], rows: WorkingSet) -> tuple[Stored, ...]:
+    """The events of a write that was done already. In another stream the same key is another write."""
+    known = tuple([each for each in found if each.stream in {write.stream, *write.others}])
+    if known and write.lease is not None and write.lease.generation != known[0].generation:
+        # An owner that lost its lease must not take its successor's write for its own.
+        fence(write.lease, rows)
+    return known
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:
@@ -169,8 +197,8 @@ def append_events(
     drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
 ) -> tuple[Stored, ...]:
     """Link events to their streams, and change the rows as they say."""
-    lease, key, at, loaded, events = write.lease, write.key, rows.now, rows.loaded, rows.events
-    own, before = None if lease is None else session_stream(lease.session), len(events)
+    key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events
+    before = len(events)
     for draft in drafts:
         event, facts = encode(draft.event)
         stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
@@ -178,21 +206,20 @@ def append_events(
         head = loaded.get(place)
         if head is None:
             rows.get(StreamRow, stream)
-            seq, previous, heads = 1, CHAIN_START, rows.inserts
+            seq, previous = 1, CHAIN_START
         else:
-            seq, previous, heads = head.head + 1, head.hash, rows.inserts if place in rows.inserts else rows.updates
+            seq, previous = head.head + 1, head.hash
         # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-        generation = 0 if lease is None or stream != own else lease.generation
-        body_salt, digest = None, NO_BODY
-        if body is not None:
-            body_salt = salt(SALT_BYTES)
-            digest = digest_body(body_salt, body)
+        generation = 0 if lease is None or stream != session_stream(lease.session) else lease.generation
+        body_salt = None if body is None else salt(SALT_BYTES)
+        digest = NO_BODY if body is None or body_salt is None else digest_body(body_salt, body)
         kind, version = event.KIND, event.VERSION
         chained = hash_event(previous, (stream, seq, kind, version, at, generation, key, blob), facts, digest)
         stored = Stored(
             stream, seq, kind, version, at, generation, key, blob, facts, body, body_salt, digest, chained, event
         )
         events.append(stored)
-        loaded[place] = heads[place] = StreamRow(stream, seq, chained, at)
+        loaded[place] = row = StreamRow(stream, seq, chained, at)
+        (rows.inserts if head is None or place in rows.inserts else rows.updates)[place] = row
         project_event(event, stored, rows)
     return tuple(events[before:])

@@ -129,15 +129,12 @@ class Engine(Protocol):
         """Answers several questions in one round trip; None where a short one takes less time than waking a thread."""
         ...
 
-    def begin(self, *, wait: bool = True) -> None:
-        """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
-        ...
-
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
-        """Lock rows, in one global order, and return them with the time of the transaction.
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
+        """Open a write transaction, lock rows in one global order, and return them with the transaction's time.
 
         That is never before the events that precede it, so a clock set back reorders nothing. The result also has the
-        events that were committed already under the keys of `writes`. It becomes the caller's.
+        events that were committed already under the keys of `writes`. It becomes the caller's. Raises Busy instead of
+        waiting if `wait` is False.
         """
         ...
 

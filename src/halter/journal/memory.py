@@ -190,11 +190,11 @@ class MemoryEngine:
         self._mirroring = threading.RLock()
         self._library: SqliteEngine | None = None
 
-    def begin(self, *, wait: bool = True) -> None: ...
-
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         now, known = self._clock(), self._by_write
-        loaded = dict(zip(keys, map(self._rows.get, keys), strict=True))
+        rows, loaded = self._rows, dict.fromkeys(keys)
+        for key in filter(rows.__contains__, loaded):
+            loaded[key] = rows[key]
         return WorkingSet(
             loaded=loaded,
             now=now if self._latest <= now else find_latest_time(loaded, now),
@@ -208,8 +208,8 @@ class MemoryEngine:
                 raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
         rows, listed, streams = self._rows, self._tables, self._streams
         with self._mirroring:
-            rows.update(changes.inserts)
-            rows.update(changes.updates)
+            rows |= changes.inserts
+            rows |= changes.updates
             for key in changes.inserts:
                 if key[0] in listed:
                     listed[key[0]][key] = None
@@ -218,7 +218,7 @@ class MemoryEngine:
                 listed.get(key[0], {}).pop(key, None)
             for event in changes.events:
                 streams[event.stream].append(event)
-            self._by_write.update(changes.earlier)
+            self._by_write |= changes.earlier
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:
                 self._unmirrored.take_in(changes)
@@ -375,9 +375,8 @@ class MemoryEngine:
         return mirror
 
     def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
-        mirror.begin()
         changes = Changes(events=pending.events)
-        for key, old in mirror.load(list(pending.rows)).loaded.items():
+        for key, old in mirror.begin(list(pending.rows)).loaded.items():
             new = self._rows.get(key)
             if new is not None:
                 (changes.inserts if old is None else changes.updates)[key] = new

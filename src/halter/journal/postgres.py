@@ -324,14 +324,14 @@ class PostgresEngine:
         """How often questions have waited for the server."""
         return self._reader.round_trips
 
-    def begin(self, *, wait: bool = True) -> None:
-        """Refuse without time to wait, since a server always needs some; else begin together with `load`."""
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
+        """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time.
+
+        Without time to wait it is refused, since a server always needs some.
+        """
         if not wait:
             raise Busy
         self._unsaved = None
-
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
-        """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables, requests = list[type[Row]](), [self._named("begin")]
         for table, wanted in _group_by_table(rows):

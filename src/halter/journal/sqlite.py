@@ -403,8 +403,20 @@ class SqliteEngine:
         self._version = self._data_version(self._reader)
         self._position = self._last_position()
 
-    def begin(self, *, wait: bool = True) -> None:
-        """Take the file's write lock, waiting for other processes if `wait`."""
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
+        """Take the file's write lock, waiting for other processes if `wait`: it covers all rows."""
+        self._lock(wait=wait)
+        with self._in_words:
+            loaded = self._known.load(keys)
+            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if writes else ()
+        now = self._clock()
+        return WorkingSet(
+            loaded=loaded,
+            now=now if self._known.latest <= now else find_latest_time(loaded, now),
+            earlier=group_by_write(earlier) if earlier else {},
+        )
+
+    def _lock(self, *, wait: bool = True) -> None:
         if self._read_only:
             raise make_unwritable_error(self._path)
         looks = round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0
@@ -427,18 +439,6 @@ class SqliteEngine:
         except sqlite3.Error as error:
             raise translate_sqlite_error(error, self._path) from error
         return None
-
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> WorkingSet:
-        """Return rows; the file's write lock covers all of them."""
-        with self._in_words:
-            loaded = self._known.load(keys)
-            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if writes else ()
-        now = self._clock()
-        return WorkingSet(
-            loaded=loaded,
-            now=now if self._known.latest <= now else find_latest_time(loaded, now),
-            earlier=group_by_write(earlier) if earlier else {},
-        )
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
@@ -677,7 +677,7 @@ class SqliteEngine:
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
         with self._in_words:
-            self.begin()
+            self._lock()
             self._known.forget()
             try:
                 yield self._connection.execute

@@ -40,7 +40,7 @@ from halter.core.ports import (
 )
 from halter.core.text import clean
 from halter.core.vocabulary import Row
-from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_needs
+from halter.journal.apply import Applier, WriteAnswer, apply_write, list_needs
 from halter.journal.engine import (
     AnswerTogether,
     Busy,
@@ -114,8 +114,6 @@ class StoreRetry:
                 self.trouble.know(str(away))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-
-WriteAnswer = Committed | LeaseLost
 
 LARGEST_BATCH: Final = 256
 """Writes per transaction: enough to share a sync, few enough to keep locks short."""
@@ -338,35 +336,46 @@ class _Journal:
 
         A lost lease fails only its own write; any other error undoes all of them.
         """
-        if not self._writing_now.acquire(blocking=wait):
+        if not self._writing_now.acquire(wait):
             raise Busy
-        refused = False
         try:
-            for _ in range(MOST_DECISION_ATTEMPTS):
-                try:
-                    answers, fresh = self._decide(writes, wait=wait)
-                    try:
-                        self.engine.commit()
-                    except BaseException:
-                        self.engine.rollback()
-                        raise
-                    break
-                except (Conflict, RowRefused) as error:
-                    # A row that another process inserted meanwhile can make a decision that fits no row: look again.
-                    if refused and isinstance(error, RowRefused):
-                        raise
-                    refused = refused or isinstance(error, RowRefused)
-            else:
-                message = (
-                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
-                    "inserted; it may be tried again."
-                )
-                raise StoreUnavailable(message)
+            try:
+                answers, fresh = self._commit_once(writes, wait=wait)
+            except (Conflict, RowRefused) as error:
+                answers, fresh = self._commit_again(writes, refused=isinstance(error, RowRefused), wait=wait)
         finally:
             self._writing_now.release()
         if self.observers:
             self._saw(fresh)
         return answers
+
+    def _commit_once(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
+        decided = self._decide(writes, wait=wait)
+        try:
+            self.engine.commit()
+        except BaseException:
+            self.engine.rollback()
+            raise
+        return decided
+
+    def _commit_again(
+        self, writes: Sequence[Write], *, refused: bool, wait: bool
+    ) -> tuple[list[WriteAnswer], list[Stored]]:
+        """Decide again: a row that another process inserted meanwhile can make a decision that fits no row."""
+        for _ in range(MOST_DECISION_ATTEMPTS - 1):
+            try:
+                return self._commit_once(writes, wait=wait)
+            except Conflict:
+                pass
+            except RowRefused:
+                if refused:
+                    raise
+                refused = True
+        message = (
+            f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
+            "inserted; it may be tried again."
+        )
+        raise StoreUnavailable(message)
 
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
@@ -375,12 +384,11 @@ class _Journal:
         if not (said := "".join(keys)).isascii() or "\x00" in said:
             writes = [_clean_write_keys(write) for write in writes]
             keys, needed = list_needs(writes)
-        engine.begin(wait=wait)
         try:
-            rows = engine.load(needed, keys)
+            rows = engine.begin(needed, keys, wait=wait)
             answers: list[WriteAnswer] = []
             for write in writes:
-                answers.append(self._commit_one(write, rows))  # noqa: PERF401 It is one frame less.
+                answers.append(self._applier(write, rows, self._salt))  # noqa: PERF401 It is one frame less.
             if rows.events:
                 engine.save(rows)
         except BaseException:
@@ -403,24 +411,6 @@ class _Journal:
     def _saw(self, fresh: list[Stored]) -> None:
         for observer in self.observers if fresh else ():
             observer.saw(fresh)
-
-    def _commit_one(self, write: Write, rows: WorkingSet) -> WriteAnswer:
-        """Do one write after its `first`; if that is refused, so is this one."""
-        first = None
-        if write.first is not None:
-            first = self._commit_one(write.first, rows)
-            if isinstance(first, LeaseLost):
-                return first
-        found = rows.earlier.get(write.key)
-        try:
-            if found is not None and (known := _find_repeated(write, found, rows)):
-                return Committed(known, repeated=True, first=first)
-            events = self._applier(write, rows, self._salt)
-        except LeaseLost as lost:
-            return lost
-        if events:
-            rows.earlier[write.key] = events if found is None else (*found, *events)
-        return Committed(events, False, first)  # noqa: FBT003
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
@@ -600,9 +590,8 @@ class JournalStore:
     async def now(self) -> int:
 
         def look() -> int:
-            self._engine.begin()
             try:
-                return self._engine.load([]).now
+                return self._engine.begin().now
             finally:
                 self._engine.rollback()
 
@@ -701,15 +690,6 @@ class JournalStore:
         if self.retry is not None and self.retry.trouble.problem:
             self.retry.trouble.passed()
         return answer
-
-
-def _find_repeated(write: Write, found: Sequence[Stored], rows: WorkingSet) -> tuple[Stored, ...]:
-    """The events of a write that was done already. In another stream the same key is another write."""
-    known = tuple([each for each in found if each.stream in {write.stream, *write.others}])
-    if known and write.lease is not None and write.lease.generation != known[0].generation:
-        # An owner that lost its lease must not take its successor's write for its own.
-        fence(write.lease, rows)
-    return known
 
 
 def _answer_together(look: AnswerTogether, questions: Sequence[Question]) -> Sequence[Sequence[Any] | BaseException]:
