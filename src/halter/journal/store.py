@@ -201,20 +201,16 @@ class _Journal:
     async def commit(self, write: Write) -> Committed:
         """Commit at once for a task that commits alone; what several tasks write together shares a transaction."""
         if self.inline:
-            return self.commit_inline(write)
+            return self.told(self.run([write])[0])
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
         if task is last and not self._busy and self._timers:
             await self._let_others_run()
             try:
-                return self._told(self._run([write], wait=False)[0])
+                return self.told(self.run([write], wait=False)[0])
             except Busy:
                 pass
         return await self.queued(write)
-
-    def commit_inline(self, write: Write) -> Committed:
-        (answer,) = self._run([write])
-        return answer if isinstance(answer, Committed) and not self._followers else self._told(answer)
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
         """Queue a write: what waits together shares a transaction."""
@@ -331,51 +327,40 @@ class _Journal:
         self._writer.shutdown()
         self._syncer.shutdown()
 
-    def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
+    def run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
         """Commit several writes in one transaction, each as if alone, and notify the observers.
 
         A lost lease fails only its own write; any other error undoes all of them.
         """
         if not self._writing_now.acquire(wait):
             raise Busy
+        refused = False
         try:
-            try:
-                answers, fresh = self._commit_once(writes, wait=wait)
-            except (Conflict, RowRefused) as error:
-                answers, fresh = self._commit_again(writes, refused=isinstance(error, RowRefused), wait=wait)
+            for _ in range(MOST_DECISION_ATTEMPTS):
+                try:
+                    answers, fresh = self._decide(writes, wait=wait)
+                    try:
+                        self.engine.commit()
+                    except BaseException:
+                        self.engine.rollback()
+                        raise
+                    break
+                except (Conflict, RowRefused) as error:
+                    # A row that another process inserted meanwhile can make a decision that fits no row: look again.
+                    if refused and isinstance(error, RowRefused):
+                        raise
+                    refused = refused or isinstance(error, RowRefused)
+            else:
+                message = (
+                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
+                    "inserted; it may be tried again."
+                )
+                raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
         if self.observers:
             self._saw(fresh)
         return answers
-
-    def _commit_once(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
-        decided = self._decide(writes, wait=wait)
-        try:
-            self.engine.commit()
-        except BaseException:
-            self.engine.rollback()
-            raise
-        return decided
-
-    def _commit_again(
-        self, writes: Sequence[Write], *, refused: bool, wait: bool
-    ) -> tuple[list[WriteAnswer], list[Stored]]:
-        """Decide again: a row that another process inserted meanwhile can make a decision that fits no row."""
-        for _ in range(MOST_DECISION_ATTEMPTS - 1):
-            try:
-                return self._commit_once(writes, wait=wait)
-            except Conflict:
-                pass
-            except RowRefused:
-                if refused:
-                    raise
-                refused = True
-        message = (
-            f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
-            "inserted; it may be tried again."
-        )
-        raise StoreUnavailable(message)
 
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
@@ -428,7 +413,7 @@ class _Journal:
         if len(batch) == 1:
             answers: Sequence[WriteAnswer | Exception] = ()
             try:
-                answers = self._run(writes, wait=False)
+                answers = self.run(writes, wait=False)
             except Busy:
                 pass
             except Exception as error:  # noqa: BLE001  the caller of this write gets its error
@@ -449,7 +434,7 @@ class _Journal:
                 attempt = loop.run_in_executor(self._syncer, self._sync, *decided)
                 attempt.add_done_callback(lambda done: self._wrote(batch, done))
                 return
-        attempt = loop.run_in_executor(self._writer, self._run, writes)
+        attempt = loop.run_in_executor(self._writer, self.run, writes)
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
 
     def _wrote(
@@ -466,7 +451,7 @@ class _Journal:
         """Give each write of a failed batch its own transaction, so that only the culprit fails."""
         loop = asyncio.get_running_loop()
         for write, answer in batch:
-            attempt = loop.run_in_executor(self._writer, self._run, [write])
+            attempt = loop.run_in_executor(self._writer, self.run, [write])
             alone = [(write, answer)]
             attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _read_answers(done)))
         self._flushed()
@@ -478,7 +463,7 @@ class _Journal:
             if future.done():
                 continue
             if isinstance(answer, Committed):
-                future.set_result(self._told(answer))
+                future.set_result(self.told(answer))
             else:
                 future.set_exception(answer)
 
@@ -488,7 +473,7 @@ class _Journal:
         else:
             self._busy = False
 
-    def _told(self, answer: WriteAnswer) -> Committed:
+    def told(self, answer: WriteAnswer) -> Committed:
         if isinstance(answer, LeaseLost):
             raise answer
         if self._followers:
@@ -548,7 +533,7 @@ class JournalStore:
     async def commit(self, write: Write) -> Committed:
         journal = self._journal
         try:
-            committed = journal.commit_inline(write) if journal.inline else await journal.commit(write)
+            committed = journal.told(journal.run([write])[0]) if journal.inline else await journal.commit(write)
         except StoreUnavailable as away:
             if self.retry is None:
                 raise
