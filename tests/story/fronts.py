@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from halter.core.agent_spec import Schedule
+from halter.core.clock import SECOND
 from halter.core.ids import FLEET, inbox_stream, make_worker_id
 from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
@@ -84,7 +85,7 @@ async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THI
     agent = await stack.enter_async_context(assemble_agent(app, folder))
     models = await stack.enter_async_context(models_of(app, agent))
     worker = make_worker_id("talk", world.ids)
-    await stack.enter_async_context(keep_leases(app.store, app.clock, worker))
+    await stack.enter_async_context(keep_leases(app.store, app.clock, worker, world.lease - SECOND))
     return Front(world, home, AgentContext(app, agent, models, worker, chance=world.random))
 
 

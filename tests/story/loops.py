@@ -40,7 +40,7 @@ from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
 from halter.tasks.conversation import AttendedPace, Conclusion, Conversation, Pace
 from halter.tasks.task_tools import make_verbs
-from halter.testing.world import HEARTBEAT, World
+from halter.testing.world import World
 from halter.tools.function_tool import tool
 
 PRICED = "scripted:priced"
@@ -208,7 +208,7 @@ class Story:
     async def attend(self) -> Conclusion:
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = make_worker_id("loop", self.world.ids)
-        async with keep_leases(store, clock, worker, HEARTBEAT):
+        async with keep_leases(store, clock, worker, self.world.lease - SECOND):
             lease = await take_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
             asked = [*self.models, *([self.simulates] if self.simulates else [])]

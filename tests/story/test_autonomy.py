@@ -309,6 +309,7 @@ async def test_a_session_that_spent_its_budget_gets_no_other_by_a_restart(world:
     assert len(await fleet.sessions("watch")) == 2
 
 
+@CALM
 async def test_what_nobody_has_to_know_is_not_written_down(world: World, tmp_path: Path) -> None:
     """Seven hundred looks that found nothing leave no trace."""
     fleet = Fleet(world, tmp_path)

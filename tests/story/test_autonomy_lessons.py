@@ -133,6 +133,7 @@ async def price() -> int:
         ("calls: [{tool: answer, arguments: {open: 'no'}}]", 2),
     ],
 )
+@CALM
 async def test_only_a_clear_no_in_the_form_that_was_asked_for_closes_a_gate(
     world: World, tmp_path: Path, answer: str, turns_taken: int
 ) -> None:
@@ -198,6 +199,7 @@ async def test_a_score_in_a_sentence_is_no_score(world: World, tmp_path: Path, a
     assert len(await fleet.inbox("watch-1")) == alerts
 
 
+@CALM
 async def test_a_model_that_forgets_to_yield_pauses_longer_each_time(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     says = "- text: All is well.\n"
@@ -253,6 +255,7 @@ async def test_a_sleep_longer_than_the_idle_timeout_ends_nobody(world: World, tm
     assert (await fleet.row("watch-1")).state == "SLEEPING"
 
 
+@CALM
 async def test_an_alert_survives_a_failed_request_and_is_gone_after_the_turn_that_showed_it(
     world: World, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from halter.models.scripted import Scripted
 from halter.runtime.front_door import ForwardedMessage, HandledMessage
 from halter.runtime.sessions import attend_session, begin_session
 from halter.testing.world import World
+from tests.story.autonomous import CALM
 from tests.story.fronts import THINKS, front
 
 FAST = {
@@ -96,6 +97,7 @@ async def test_the_status_tells_of_open_sessions_and_of_halts(world: World, tmp_
 REPLY = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
 
 
+@CALM
 async def test_the_spending_is_told_for_a_day_a_week_and_a_month_against_the_caps(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)

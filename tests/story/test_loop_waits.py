@@ -19,6 +19,7 @@ from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
+from tests.story.autonomous import CALM
 from tests.story.loops import Story, calls, fails, redact, says
 
 
@@ -112,6 +113,7 @@ async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
     assert story.desk.done == {}
 
 
+@CALM
 async def test_an_expiry_is_told_to_the_model_as_an_expiry(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"})), says("Nobody answered.")], kind="task")
     began = world.now

@@ -45,6 +45,7 @@ from halter.tasks.playbooks import PlaybookOutcome, Task, encode_task, walk_play
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from halter.tools.function_tool import CallKey, tool
+from tests.story.autonomous import CALM
 
 
 def policy(more: str = "") -> ResolvedPolicy:
@@ -129,7 +130,7 @@ class Play:
     async def taken(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
         store = world.store.patient(world.clock)
         worker = make_worker_id("play", world.ids)
-        async with keep_leases(store, world.clock, worker):
+        async with keep_leases(store, world.clock, worker, world.lease - SECOND):
             yield store, await take_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
     def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
@@ -303,6 +304,7 @@ async def test_a_cap_that_nobody_raises_ends_the_session(world: World) -> None:
     assert (await receipt_in(world)).terminal_reason == "cost_cap_reached"
 
 
+@CALM
 async def test_at_the_cap_of_a_window_a_session_sleeps_until_the_window_rolls(world: World) -> None:
     daily = policy("limits: {max_cost_usd_per_day: 0.006}")
     play = Play(playbook("- call: pay\n- call: pay"), Desk(), daily)

@@ -242,6 +242,7 @@ async def test_a_heartbeat_beats_in_its_hours_only(world: World, tmp_path: Path)
     assert [time for time, _, _ in passed] == ["00:30", "01:00", "02:30", "03:00"]
 
 
+@CALM
 async def test_a_time_for_which_no_money_is_left_says_so(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path, 'models: {"scripted:script": {price: {input: 0, output: 10}}}\n')
     script = "- {repeat: true, text: Done., usage: {input_tokens: 10, output_tokens: 500}}\n"
@@ -256,6 +257,7 @@ async def test_a_time_for_which_no_money_is_left_says_so(world: World, tmp_path:
     assert first.sentence == "$0.01, the cap of trigger:clerk/tick hour/2026-01-01T00, is spent or held."
 
 
+@CALM
 async def test_a_schedule_that_changes_in_the_file_keeps_its_new_times(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path)
     office.reviewer(schedule("every: 10m"), DONE, head=HEAD)

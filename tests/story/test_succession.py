@@ -81,6 +81,7 @@ async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_ca
     assert all(2_000_000 < amount <= 3_000_000 for amount in list(by_day.values())[:2])
 
 
+@CALM
 async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_words(
     world: World, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ async def test_without_a_cap_of_a_window_the_session_cap_is_the_only_one_and_a_p
 
 
 @pytest.mark.parametrize("on_cap", ["stop", "wrap_up"])
+@CALM
 async def test_a_cap_that_does_not_last_for_a_turn_is_not_begun_again_and_again(
     world: World, tmp_path: Path, on_cap: str
 ) -> None:
@@ -172,6 +174,7 @@ async def test_an_agent_that_is_off_or_halted_is_not_begun_anew(world: World, tm
         assert len(await rows(fleet)) > count
 
 
+@CALM
 async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_day_is_over(
     world: World, tmp_path: Path
 ) -> None:
@@ -187,6 +190,7 @@ async def test_where_the_day_is_used_up_too_the_next_session_sleeps_until_the_da
     assert before < sum(each.usd for each in await spent(fleet)) <= 1_200_000
 
 
+@CALM
 async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_its_last_words(
     world: World, tmp_path: Path
 ) -> None:

@@ -32,8 +32,8 @@ from halter.state import lifecycle
 from halter.state.receipt import make_receipt
 from halter.state.session import InFlight
 from halter.testing.fakes import HoldTaken, Relay, hold
-from halter.testing.world import HEARTBEAT, World
-from tests.story.autonomous import Fleet, moment
+from halter.testing.world import World
+from tests.story.autonomous import CALM, Fleet, moment
 from tests.story.dispatching import dispatcher
 from tests.story.tasks import Office, paper, watch
 from tests.story.test_autonomy import DESK, PRICES, sleep
@@ -50,7 +50,7 @@ def allowed(_: str, flight: InFlight) -> int:
 async def works(world: World, attend: AttendLease, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = world.store.patient(world.clock)
-    async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
+    async with keep_leases(store, world.clock, WorkerId(worker), world.lease - SECOND):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         sessions.patience = IdleLimits(lambda _: idle_halt, allowed)
         await dispatcher(world, sessions, ("desk",)).run()
@@ -154,6 +154,7 @@ async def test_another_process_halts_what_a_dead_one_had_paused(world: World) ->
     assert len(hangs.attended) == 1
 
 
+@CALM
 async def test_no_time_at_all_means_never(world: World) -> None:
     await begin(world)
     world.spawn(works(world, Hangs(world), idle_halt=0))
