@@ -62,11 +62,14 @@ SHOWS_ITS_CHANCE = """
         assert world.seed == 0
 """
 
-AUTO = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
-STRICT = ("-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=function")
+# Each run would import all plugins that are installed here, with all that they import.
+ALONE = ("--disable-plugin-autoload", "-p", "halter")
+MODES = ("-o", "asyncio_default_fixture_loop_scope=function", "-o")
+AUTO = (*ALONE, "-p", "asyncio", *MODES, "asyncio_mode=auto")
+STRICT = (*ALONE, "-p", "asyncio", *MODES, "asyncio_mode=strict")
 
 
-@pytest.mark.parametrize("options", [AUTO, STRICT, ("-p", "no:asyncio")], ids=["auto", "strict", "none"])
+@pytest.mark.parametrize("options", [AUTO, STRICT, ALONE], ids=["auto", "strict", "none"])
 def test_async_tests_run_inside_their_world_whatever_async_plugin_there_is(
     pytester: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
@@ -98,9 +101,9 @@ def test_a_failing_test_replays_from_its_name_and_from_the_seed_that_it_shows(py
     assert drawn(pytester.runpytest(*AUTO, "--halter-seed=7")) != drawn(first)
 
 
-def test_a_passing_test_shows_no_seed(pytester: pytest.Pytester) -> None:
+def test_the_plugin_is_loaded_by_itself_and_a_passing_test_shows_no_seed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SHOWS_ITS_CHANCE)
-    result = pytester.runpytest(*AUTO, "--halter-seed=0")
+    result = pytester.runpytest(*MODES, "asyncio_mode=auto", "--halter-seed=0")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*replays*")
 

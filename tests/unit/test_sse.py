@@ -133,7 +133,7 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(begin: bytes) 
 
 def test_an_event_without_end_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(SensorFailed, match="larger than 1,000,000 bytes"):
-        feed(b"", [b"data\n"] * (LARGEST_READING + 1))
+        feed(b"data: " + b"x" * (LARGEST_READING - 1_000) + b"\n", [b"data\n"] * 1_000)
 
 
 def test_a_stream_of_comments_goes_on_for_ever() -> None:
