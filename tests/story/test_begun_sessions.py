@@ -39,10 +39,10 @@ async def test_the_row_of_a_begun_session_is_that_of_the_store(world: World, tmp
         desk = await front(stack, world, tmp_path)
         begun = await open_session(desk.context, "Look.", kind, "s")
         (row,) = await world.journal.ask(Query("session", SessionRow, {"session": "s"}))
-        assert begun.row == row
+        assert begun.row() == row
         assert [stored.hash for stored in begun.events] == [stored.hash for stored in await world.events("session:s")]
         again = await open_session(desk.context, "Look.", kind, "s")
-        assert (again.row, again.events) == (None, ())
+        assert (again.row(), again.events) == (None, ())
 
 
 async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = T
     return Message("user", (Text(text, origin, trusted, reason),))
 
 
+NO_FACTS: Final[Mapping[str, Any]] = {}
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one request sends.
 
@@ -89,7 +92,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     max_output_tokens: int = 4096
-    facts: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = msgspec.field(default_factory=lambda: NO_FACTS)
     provider_tools: tuple[ProviderTool, ...] = ()
 
     @property

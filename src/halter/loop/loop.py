@@ -46,9 +46,8 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import SessionHistory, call_id, describe_call_result, parse_attempt
+from halter.loop.history import PromptSize, SessionHistory, call_id, describe_call_result, parse_attempt
 from halter.loop.prompt import (
-    BuiltPrompt,
     ContextWindow,
     LoopSettings,
     ReadFacts,
@@ -292,47 +291,53 @@ class TurnLoop:
         if after:
             await self._running.pause(after)
             now = self._clock.now()
-        senses, recalled = self._senses, self._recalled
-        volatile = senses.volatile()
+        turn, volatile = self._recalled.turn, self._senses.volatile()
         volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
-        name, turn = self._names[number], recalled.turn
-        too_large = await self._window.make_room(name, len(to_body(volatile)))
+        too_large = await self._window.make_room(self._names[number], len(to_body(volatile)))
         if too_large:
-            self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
+            self.turn = turn.failed(turn.attempts, FailedAttempt(too_large), self._clock.now())
             return
-        nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
-        prompt = build_prompt(self._start, recalled.transcript, self._mind, volatile, nonce, last_words=turn.wrapping)
-        if facts := senses.facts():
-            prompt = BuiltPrompt(msgspec.structs.replace(prompt.prompt, facts=facts), prompt.size, prompt.ending)
-        listen, timeout = self._watching.listen if self._streams else None, MODEL_REQUEST_TIMEOUT
-        if self.rules.timeout:
-            timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
-        request = ModelRequest(
-            id=f"{self._session}.t{turn.number}_{turn.steps}",
-            prompt=prompt.prompt,
-            timeout=timeout,
-            record=RequestRecord(prompt.ending, nonce),
-            input_tokens=self._window.bound(name, prompt.size),
-            audio_tokens=recalled.transcript.audio,
-            listen=listen,
-            discards=bool(turn.failures),
-            nonce=nonce,
-            goes_on=self._away and listen is None,
-        )
-        model = self._thinking.models[number]
-        answer = await self._running.request(request, model, turn.attempts, last=turn.wrapping)
+        request, size = self._make_request(self._names[number], volatile, now)
+        running, model, last = self._running, self._thinking.models[number], turn.wrapping
+        # Most requests are answered at once: then nothing lies between the turn and the door.
+        answer = running.take(request, await running.ask(request, model, turn.attempts, last=last))
+        if not isinstance(answer, AnsweredRequest):
+            answer = await running.ask_again(request, model, answer, turn.attempts, last=last)
         if isinstance(answer, AnsweredRequest):
-            self._heard(answer, prompt, name, nonce)
+            self._heard(answer, size, self._names[number], request.nonce)
             if turn.trouble:
                 await self._running.recovered()
                 self.turn = self.turn.recovered(self._clock.now())
         else:
             self._unheard(answer)
 
-    def _heard(self, answer: AnsweredRequest, prompt: BuiltPrompt, name: str, nonce: str) -> None:
+    def _make_request(self, model: str, volatile: str, now: int) -> tuple[ModelRequest, PromptSize]:
+        """Make the next request of the turn to a model, and tell its size."""
+        turn, transcript = self._recalled.turn, self._recalled.transcript
+        nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
+        built = build_prompt(self._start, transcript, self._mind, volatile, nonce, last_words=turn.wrapping)
+        facts, prompt = self._senses.facts(), built.prompt
+        listen, timeout = self._watching.listen if self._streams else None, MODEL_REQUEST_TIMEOUT
+        if self.rules.timeout:
+            timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
+        request = ModelRequest(
+            id=f"{self._session}.t{turn.number}_{turn.steps}",
+            prompt=msgspec.structs.replace(prompt, facts=facts) if facts else prompt,
+            timeout=timeout,
+            record=RequestRecord(built.ending, nonce),
+            input_tokens=self._window.bound(model, built.size),
+            audio_tokens=transcript.audio,
+            listen=listen,
+            discards=bool(turn.failures),
+            nonce=nonce,
+            goes_on=self._away and listen is None,
+        )
+        return request, built.size
+
+    def _heard(self, answer: AnsweredRequest, size: PromptSize, name: str, nonce: str) -> None:
         reply, recalled = answer.reply, self._recalled
         if reply.usage is not None:
-            self._window.learn(name, prompt.size, reply.usage.input_tokens)
+            self._window.learn(name, size, reply.usage.input_tokens)
         recalled.thought(reply, nonce, self._clock.now())
         if answer.overrun:
             recalled.turn = msgspec.structs.replace(recalled.turn, overrun=True)

@@ -38,7 +38,7 @@ from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, Ter
 from halter.guard.approvals import ask_question, make_cap_question
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.decide import HAND_OFF
@@ -410,17 +410,49 @@ class SessionRuntime:
         It also waits for the model's rate, for as long as needed. With `last`, the request may use the reserve.
         `standing` may be narrower than the session's own.
         """
+        answer = self.take(request, await self.ask(request, model, attempt, last=last, standing=standing))
+        if isinstance(answer, AnsweredRequest):
+            return answer
+        return await self.ask_again(request, model, answer, attempt, last=last, patient=patient, standing=standing)
+
+    def ask(
+        self,
+        request: ModelRequest,
+        model: Model,
+        attempt: int = 0,
+        waited: int = 0,
+        *,
+        last: bool = False,
+        standing: SessionContext | None = None,
+    ) -> Coroutine[Any, Any, RequestOutcome]:
+        """Make a request once; what comes of it must be taken in with `take`."""
         standing = standing or self.standing
-        standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
+        if last:
+            standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0)
+        return self._guard.request(self.lease, standing, request, model, attempt, waited)
+
+    def take(self, request: ModelRequest, answer: RequestOutcome) -> RequestOutcome:
+        """Count what an answer cost."""
+        if isinstance(answer, _PAID) and not answer.repeated:
+            self._spend(answer.cost_usd, answer.tokens)
+        if isinstance(answer, AnsweredRequest) and answer.overrun and request.purpose != "turn":
+            self.overrun = True
+        return answer
+
+    async def ask_again(
+        self,
+        request: ModelRequest,
+        model: Model,
+        answer: RequestOutcome,
+        attempt: int = 0,
+        *,
+        last: bool = False,
+        patient: bool = True,
+        standing: SessionContext | None = None,
+    ) -> AnsweredRequest | RefusedRequest | FailedRequest:
+        """Wait for what an attempt lacked, and try again, until the request is answered, or refused for good."""
         waited = 0
         while True:
-            answer = await self._guard.request(self.lease, standing, request, model, attempt, waited)
-            if isinstance(answer, _PAID) and not answer.repeated:
-                self._spend(answer.cost_usd, answer.tokens)
-            if isinstance(answer, AnsweredRequest):
-                if answer.overrun and request.purpose != "turn":
-                    self.overrun = True
-                return answer
             match answer:
                 case RateUsedUp(until=until):
                     waited = answer.waited + 1
@@ -433,8 +465,9 @@ class SessionRuntime:
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
-                case FailedRequest() | RefusedRequest():
+                case AnsweredRequest() | FailedRequest() | RefusedRequest():
                     return answer
+            answer = self.take(request, await self.ask(request, model, attempt, waited, last=last, standing=standing))
 
     async def settle_up(self) -> None:
         """Commit deferred writes, even if the caller is cancelled."""

@@ -406,9 +406,9 @@ class Agent(AgentProgram):
         session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs, sound and texts.
         """
         async with self._for_call() as opened:
-            context = await self._bind(opened, deps)
+            context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
             begun = await _send_message(context, message, session, id, kind, history, files)
-            return await self._attended(context, begun, self._make_form(output_type, deps))
+            return await self._attended(context, begun, form)
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None

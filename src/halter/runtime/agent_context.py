@@ -114,6 +114,7 @@ class _Made:
     guard: tuple[_GuardInputs, GuardRuntime] | None = None
     environ: tuple[object, Mapping[str, str]] = (None, {})
     definition: tuple[AssembledAgent, Digest, int] | None = None
+    bound: "tuple[AgentContext, AgentContext] | None" = None
 
     def __init__(self) -> None:
         self.plans: dict[tuple[SessionKind, bool], object] = {}
@@ -194,7 +195,10 @@ class AgentContext(msgspec.Struct, frozen=True):
 
     def bind(self) -> "AgentContext":
         """Returns the context for one run, whose secrets and environment are looked at once, now."""
-        return msgspec.structs.replace(self, bound=self.guard())
+        guard, last = self.guard(), self.made.bound
+        if last is None or last[0] is not self or last[1].bound is not guard:
+            last = self.made.bound = (self, msgspec.structs.replace(self, bound=guard))
+        return last[1]
 
     async def definition(self) -> Digest:
         """Stores the agent's definition without secrets, once for all its sessions."""

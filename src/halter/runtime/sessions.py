@@ -13,7 +13,6 @@ from halter.core.agent_spec import Playbook
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import (
-    SESSION_FORMAT,
     ContextGiven,
     CostCapReached,
     HistoryGiven,
@@ -143,11 +142,15 @@ class PrecedingSession(msgspec.Struct, frozen=True):
 
 
 class BegunSession(msgspec.Struct, frozen=True):
-    """A session to attend. One that this process has just begun comes with its row and all of its events."""
+    """A session to attend. One that this process has just begun comes with all of its events."""
 
     session: SessionId
-    row: SessionRow | None = None
     events: tuple[Stored, ...] = ()
+
+    def row(self) -> SessionRow | None:
+        """The row of one that has only begun, as the store has it."""
+        event = self.events[0].event if self.events else None
+        return make_begun_row(event, self.events[0].at) if isinstance(event, SessionStarted) else None
 
 
 async def begin_session(
@@ -195,17 +198,16 @@ async def open_session(
         return BegunSession(SessionId(event.session))
     if kind == "chat":
         await _pass_on(context, event.session, text)
-    return BegunSession(SessionId(event.session), make_begun_row(event, committed.events[0].at), committed.events)
+    return BegunSession(SessionId(event.session), committed.events)
 
 
 def make_begun_row(event: SessionStarted, at: int) -> SessionRow:
-    """Returns the row of an independent session that has only begun, as the store has it."""
     return SessionRow(
         event.session,
         event.agent,
         event.kind,
         definition=event.definition,
-        format=SESSION_FORMAT,
+        format=event.format,
         started_at=at,
         wake_at=at,
         due_at=at,
@@ -342,7 +344,7 @@ async def claim_session(
     The events that it was begun with are all there are while no other worker had its lease.
     """
     session = begun.session
-    row = begun.row or await _read_open_row(context, session)
+    row = begun.row() or await _read_open_row(context, session)
     lease = await take_lease(context.store, context.app.clock, context.worker, session, context.patience)
     if lease is None:
         raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")

@@ -13,6 +13,7 @@ from halter.core.tools import Effect
 from halter.core.vocabulary import END_STATES, Origin, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
+_NOTHING: Final[Mapping[str, Any]] = {}
 _NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent | ev.ChannelEvent
 
 
@@ -69,11 +70,11 @@ class Session(msgspec.Struct, frozen=True):
     wake_at: int | None = None
     inbox_seen: int = 0
     head: int = 0
-    in_flight: dict[str, InFlight] = {}
-    spent: Charge = Charge()
+    in_flight: Mapping[str, InFlight] = msgspec.field(default_factory=lambda: _NOTHING)
+    spent: Charge = _NO_CHARGE
     cost_cap_reached: bool = False
     overrun: bool = False
-    attempts: dict[str, int] = {}
+    attempts: Mapping[str, int] = msgspec.field(default_factory=lambda: _NOTHING)
     phase: str = ""
 
     @property

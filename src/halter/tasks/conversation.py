@@ -23,7 +23,7 @@ from halter.core.text import from_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State
 from halter.loop import decide
-from halter.loop.decide import End, NextTurn, Park, SessionStep, WaitOut, decide_after_turn
+from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime
 
@@ -164,7 +164,10 @@ class Conversation:
         try:
             while True:
                 turn = self._loop.turn
-                came = await (self._next_turn() if turn.over and turn.settled else self._turn())
+                if turn.over and turn.settled:
+                    came = await self._next_turn()
+                else:
+                    came = await self._follow_turn(await self._loop.go_on())
                 if came is not None:
                     return came
         finally:
@@ -213,9 +216,8 @@ class Conversation:
             case End() as end:
                 return await self._ended(end)
 
-    async def _turn(self) -> Conclusion | None:
-        """Finishes the open turn and does what follows from its end; one that must wait goes on after a rest."""
-        turn = await self._loop.go_on()
+    async def _follow_turn(self, turn: Turn | WaitOut) -> Conclusion | None:
+        """Does what follows from the end of a turn; one that must wait goes on after a rest."""
         if isinstance(turn, WaitOut):
             return await self._wait_out(turn)
         match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
