@@ -153,11 +153,11 @@ class BudgetRow(Row, frozen=True):
         which there is no order: there the latest counts, of equals the larger, so that any order of the same events
         gives the same cap.
         """
-        held += self.held
-        older = at < self.cap_at or (at == self.cap_at and _rank(cap) < _rank(self.cap))
-        if (not by and (self.cap_by or older)) or (by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}):
-            cap, at, by = self.cap, self.cap_at, self.cap_by
-        return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, held, self.overrun)
+        if by or self.cap_by or at <= self.cap_at:
+            older = at < self.cap_at or (at == self.cap_at and _rank(cap) < _rank(self.cap))
+            if (not by and (self.cap_by or older)) or (by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}):
+                cap, at, by = self.cap, self.cap_at, self.cap_by
+        return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held + held, self.overrun)
 
     def binding(self, configured: int | None) -> int | None:
         """The cap in force for a session whose configuration says `configured`."""

@@ -6,8 +6,8 @@ class of streams: the session's, the fleet's, or the outbox's. Of several sessio
 and name provides its text; how often it was met is a sum.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeVar, cast, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -209,7 +209,7 @@ def _apply_notification(
 
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
     """The rows that such an event changes, for a write to declare."""
-    if type(event) not in _TRIGGER_EVENTS and type(event) not in _ARTIFACT_EVENTS:
+    if _PROJECTIONS.get(type(event)) not in {project_trigger_event, project_artifact_event}:
         return ()
     match event:
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
@@ -311,36 +311,33 @@ class EraseBodies(msgspec.Struct, frozen=True):
 
 POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
 NO_USAGE: Final = Usage()
-_TRIGGER_EVENTS: Final = frozenset(get_args(ev.TriggerEvent))
-_ARTIFACT_EVENTS: Final = frozenset(get_args(ev.ArtifactEvent))
-_CHANNEL_EVENTS: Final = frozenset(get_args(ev.ChannelEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
 def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
-    """Change the rows as an event says. The events of every step come first."""
-    kind = type(event)
-    if isinstance(event, ev.RequestStarted):
-        if event.legs:
-            _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
-    elif isinstance(event, ev.CallStarted):
-        _call_started(event, place, known)
-    elif isinstance(event, ev.RequestSettled):
-        if event.charge is not None:
-            _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
-    elif isinstance(event, ev.CallSettled):
-        if event.charge is not None:
-            _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
-        if event.audited:
-            _settle_audit(event, place, known)
-    elif kind in _TRIGGER_EVENTS:
-        project_trigger_event(cast("ev.TriggerEvent", event), place, known)
-    elif kind in _ARTIFACT_EVENTS:
-        project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
-    elif kind in _CHANNEL_EVENTS:
-        pass  # A channel is folded from its stream; it has no rows.
-    else:
-        _project_session_event(cast("ev.SessionEvent", event), place, known)
+    """Change the rows as an event says."""
+    _PROJECTIONS.get(type(event), _project_session_event)(event, place, known)
+
+
+def _request_started(event: ev.RequestStarted, place: EventPlace, known: MutableRows) -> None:
+    if event.legs:
+        _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
+
+
+def _request_settled(event: ev.RequestSettled, place: EventPlace, known: MutableRows) -> None:
+    if event.charge is not None:
+        _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
+
+
+def _call_settled(event: ev.CallSettled, place: EventPlace, known: MutableRows) -> None:
+    if event.charge is not None:
+        _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
+    if event.audited:
+        _settle_audit(event, place, known)
+
+
+def _project_channel_event(event: ev.ChannelEvent, place: EventPlace, known: MutableRows) -> None:
+    """A channel is folded from its stream; it has no rows."""
 
 
 def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
@@ -383,7 +380,7 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
         case ev.PersonSignedOn() | ev.SignOnRefused():
             known.put(_audit_sign_on(event, place))
         case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
-            pass  # By `project_event`.
+            pass  # By functions of their own.
         case _:
             _project_statement(event, place, known)
 
@@ -565,7 +562,7 @@ def _session_ended(event: ev.SessionEnded, place: EventPlace, known: MutableRows
     session = session_of(place.stream) or ""
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
-        _free_hold(hold, hold.taken(), event.charge, known)
+        _free_hold(hold, event.charge, known)
 
 
 def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
@@ -576,13 +573,14 @@ def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> 
 def _place_hold(
     hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: MutableRows
 ) -> None:
-    known.put(HoldRow(hold, session_of(place.stream) or "", place.at, purpose, name, _ENCODE_LEGS(legs)))
+    at = place.at
+    known.put(HoldRow(hold, session_of(place.stream) or "", at, purpose, name, _ENCODE_LEGS(legs)))
     for leg in legs:
         row = budget_row(known, leg)
-        if leg.window.startswith(MINUTE_WINDOW):
+        if row.window == MINUTE_WINDOW:
             known.put(money.add_to_minute(row, leg, held=leg.amount))
         else:
-            known.put(row.capped(leg.cap, place.at, held=leg.amount))
+            known.put(row.capped(leg.cap, at, held=leg.amount))
 
 
 def _settle_hold(
@@ -598,43 +596,44 @@ def _settle_hold(
         # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
         _place_hold(call, unheld.name, unheld.purpose, unheld.accounts, place, known)
     hold = known.get(HoldRow, call)
-    if hold is not None:
-        legs = hold.taken()
-        _free_hold(hold, legs, charge, known)
-        known.put(_make_spend_row(hold, legs, charge, usage, place, known))
+    if hold is None:
+        return
+    held_usd = _free_hold(hold, charge, known)
+    session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
+    known.put(
+        SpendRow(
+            place.at,
+            call,
+            session.agent,
+            hold.session,
+            session.trigger,
+            hold.name,
+            hold.purpose,
+            charge.usd,
+            held_usd,
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cache_read_tokens,
+            usage.cache_write_tokens,
+        )
+    )
 
 
-def _free_hold(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: MutableRows) -> None:
-    known.drop((HoldRow, (hold.hold,)))
-    for leg in legs:
-        row, spent = budget_row(known, leg), charge.of(leg.unit)
-        if leg.window.startswith(MINUTE_WINDOW):
-            known.put(money.add_to_minute(row, leg, spent=spent, held=-leg.amount))
+def _free_hold(hold: HoldRow, charge: Charge, known: MutableRows) -> int:
+    """Settle every account of a hold, and return the dollars that it held."""
+    known.drop(hold.key())
+    held_usd = 0
+    for leg in hold.taken():
+        row, amount, spent = budget_row(known, leg), leg.amount, charge.of(leg.unit)
+        if row.window == MINUTE_WINDOW:
+            known.put(money.add_to_minute(row, leg, spent=spent, held=-amount))
         else:
-            known.put(row.moved(spent=spent, held=-leg.amount))
+            known.put(row.moved(spent=spent, held=-amount))
+        if amount > held_usd and leg.unit == "usd":
+            held_usd = amount
     for over in charge.overruns:
         known.put(budget_row(known, over).moved(overrun=over.amount))
-
-
-def _make_spend_row(
-    hold: HoldRow, legs: Sequence[Leg], charge: Charge, usage: Usage, place: EventPlace, known: RowsBefore
-) -> SpendRow:
-    session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
-    return SpendRow(
-        hold=hold.hold,
-        at=place.at,
-        agent=session.agent,
-        session=hold.session,
-        trigger=session.trigger,
-        name=hold.name,
-        purpose=hold.purpose,
-        usd=charge.usd,
-        held_usd=max([leg.amount for leg in legs if leg.unit == "usd"], default=0),
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=usage.cache_read_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-    )
+    return held_usd
 
 
 def _call_started(event: ev.CallStarted, place: EventPlace, known: MutableRows) -> None:
@@ -734,3 +733,15 @@ def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
 def budget_key(account: Account) -> RowKey:
     window = account.window
     return (BudgetRow, (account.scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, account.unit))
+
+
+_PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {
+    ev.RequestStarted: _request_started,
+    ev.RequestSettled: _request_settled,
+    ev.CallStarted: _call_started,
+    ev.CallSettled: _call_settled,
+    **dict.fromkeys(get_args(ev.TriggerEvent), project_trigger_event),
+    **dict.fromkeys(get_args(ev.ArtifactEvent), project_artifact_event),
+    **dict.fromkeys(get_args(ev.ChannelEvent), _project_channel_event),
+}
+"""The kinds of events that have a function of their own; all others are a session's."""
