@@ -6,10 +6,11 @@ same result.
 """
 
 import asyncio
+import gc
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -127,6 +128,8 @@ def run_with_app(
             if app.policy is not None and (notice := app.policy.announced() or app.policy.told()):
                 warn(notice)
             app.trouble.tell = _report_store_trouble
+            if runs:
+                stack.enter_context(_collect_rarely())
             answer = await job(app)
         return answer, app.checkpointer.problem
 
@@ -135,6 +138,25 @@ def run_with_app(
     if problem and warned:
         warn(problem)
     return answer
+
+
+COLLECTOR_THRESHOLDS: Final = (10_000, 20, 20)
+
+
+@contextmanager
+def _collect_rarely() -> Generator[None]:
+    """Let the garbage collector run rarely, and skip what is loaded by now.
+
+    For a process of Halter's own that runs sessions: they are freed without it when they end.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @asynccontextmanager

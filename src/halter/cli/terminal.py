@@ -301,12 +301,21 @@ PRINTER_FLUSH_SECONDS: Final = 1.0
 """Time limit for writing the rest at the end."""
 
 
+MOST_UNWRITTEN: Final = 64
+"""So many texts may wait to be written."""
+
+
 class Printer:
-    """Writes in a thread that ends with the process: a write to a stalled terminal cannot be cancelled."""
+    """Writes in a thread that ends with the process: a write to a stalled terminal cannot be cancelled.
+
+    What is put while it writes is written together next.
+    """
 
     def __init__(self) -> None:
-        self._texts: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
-        self._last: asyncio.Future[None] | None = None
+        self._texts: list[str] = []
+        self._given: SimpleQueue[bytes] = SimpleQueue()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._problem: OSError | None = None
 
     async def __aenter__(self) -> Self:
@@ -318,23 +327,35 @@ class Printer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._last is not None:
-            await asyncio.wait([self._last], timeout=PRINTER_FLUSH_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), PRINTER_FLUSH_SECONDS)
 
     def put(self, text: str) -> None:
-        self._last = asyncio.get_running_loop().create_future()
-        self._texts.put((text.encode(sys.stdout.encoding, "backslashreplace"), self._last))
+        self._texts.append(text)
+        if self._idle.is_set():
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._hand_over)
 
-    async def written(self) -> None:
-        """Wait until everything is written. Raises OutputLost if it cannot be."""
-        if self._last is not None:
-            await asyncio.wait([self._last])
+    async def room(self) -> None:
+        """Wait while too much is unwritten. Raises OutputLost if it cannot be written."""
+        if len(self._texts) >= MOST_UNWRITTEN:
+            await self._idle.wait()
         if self._problem is not None:
             raise OutputLost(self._problem)
 
+    def _hand_over(self) -> None:
+        text, self._texts = "".join(self._texts), []
+        self._given.put(text.encode(sys.stdout.encoding, "backslashreplace"))
+
+    def _written(self) -> None:
+        if self._texts:
+            self._hand_over()
+        else:
+            self._idle.set()
+
     def _write(self, file: int, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            text, done = self._texts.get()
+            text = self._given.get()
             try:
                 if self._problem is None:
                     _write_all(file, text)
@@ -342,7 +363,7 @@ class Printer:
                 self._problem = error
             with suppress(RuntimeError):
                 # The loop may be closed by now.
-                loop.call_soon_threadsafe(_finish, done)
+                loop.call_soon_threadsafe(self._written)
 
 
 def _write_all(file: int, text: bytes) -> None:
@@ -351,8 +372,3 @@ def _write_all(file: int, text: bytes) -> None:
             text = text[os.write(file, text) :]
         except BlockingIOError:
             select.select([], [file], [])
-
-
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)

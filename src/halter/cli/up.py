@@ -147,14 +147,14 @@ class FeedPrinter:
             warn(sentence, "red")
 
     async def follow(self, items: AsyncGenerator[FeedItem]) -> None:
-        """Show one item after the other, each when the one before it is written."""
+        """Show one item after the other, as fast as they are written."""
         async with aclosing(items):
             async for item in items:
                 if self._as_json:
                     self._put_json(serialize_feed_item(item))
                 else:
                     self._show(item)
-                await self._printer.written()
+                await self._printer.room()
 
     def _show(self, item: FeedItem) -> None:
         """Show an event; live words and readings would be too many."""

@@ -1,0 +1,58 @@
+"""The output of a process that runs agents: in order, many texts at a time, and never ahead of a stalled reader."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Generator
+from io import FileIO
+
+import pytest
+
+from halter.cli.entrypoint import OutputLost
+from halter.cli.terminal import MOST_UNWRITTEN, Printer
+
+LINES = 4 * MOST_UNWRITTEN
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Generator[FileIO]:
+    """The other end of the standard output."""
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as output, FileIO(reads) as reader:
+        monkeypatch.setattr(sys, "stdout", output)
+        yield reader
+
+
+async def show(line: str, shown: list[str]) -> None:
+    async with Printer() as printer:
+        for _ in range(LINES):
+            printer.put(line)
+            shown.append(line)
+            await printer.room()
+
+
+async def test_everything_is_written_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    async with Printer() as printer:
+        for number in range(LINES):
+            printer.put(f"{number}\n")
+            await printer.room()
+    assert capfd.readouterr().out == "".join(f"{number}\n" for number in range(LINES))
+
+
+async def test_a_stalled_reader_is_waited_for(reader: FileIO) -> None:
+    line, shown = "a" * 10_000 + "\n", list[str]()
+    showing = asyncio.create_task(show(line, shown))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(shown) == MOST_UNWRITTEN
+    left = len(line) * LINES
+    while left:
+        left -= len(await asyncio.to_thread(reader.read, 65_536))
+    await showing
+    assert len(shown) == LINES
+
+
+async def test_output_that_is_read_no_more_ends_it(reader: FileIO) -> None:
+    reader.close()
+    with pytest.raises(OutputLost):
+        await show("one\n", [])
