@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from io import FileIO
 
 import pytest
@@ -14,12 +14,11 @@ from halter.cli.terminal import MOST_UNWRITTEN, Printer
 LINES = 4 * MOST_UNWRITTEN
 
 
-@pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Generator[FileIO]:
+@contextmanager
+def reading() -> Generator[FileIO]:
     """The other end of the standard output."""
     reads, writes = os.pipe()
-    with os.fdopen(writes, "w") as output, FileIO(reads) as reader:
-        monkeypatch.setattr(sys, "stdout", output)
+    with FileIO(reads) as reader, os.fdopen(writes, "w") as output, redirect_stdout(output):
         yield reader
 
 
@@ -39,20 +38,22 @@ async def test_everything_is_written_in_order(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().out == "".join(f"{number}\n" for number in range(LINES))
 
 
-async def test_a_stalled_reader_is_waited_for(reader: FileIO) -> None:
+async def test_a_stalled_reader_is_waited_for() -> None:
     line, shown = "a" * 10_000 + "\n", list[str]()
-    showing = asyncio.create_task(show(line, shown))
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert len(shown) == MOST_UNWRITTEN
-    left = len(line) * LINES
-    while left:
-        left -= len(await asyncio.to_thread(reader.read, 65_536))
-    await showing
+    with reading() as reader:
+        showing = asyncio.create_task(show(line, shown))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(shown) == MOST_UNWRITTEN
+        left = len(line) * LINES
+        while left:
+            left -= len(await asyncio.to_thread(reader.read, 65_536))
+        await showing
     assert len(shown) == LINES
 
 
-async def test_output_that_is_read_no_more_ends_it(reader: FileIO) -> None:
-    reader.close()
-    with pytest.raises(OutputLost):
-        await show("one\n", [])
+async def test_output_that_is_read_no_more_ends_it() -> None:
+    with reading() as reader:
+        reader.close()
+        with pytest.raises(OutputLost):
+            await show("one\n", [])
