@@ -137,9 +137,11 @@ SHORT_QUERIES: Final = frozenset(
         "all_agents",
         "head",
         "questions_of",
+        "kept_memories",
+        "kept_precedents",
     )
 )
-"""Queries of one row or of a short table, which take less time than waking a thread."""
+"""Queries of one row, of a short table, or of what a prompt has room for: they take less time than waking a thread."""
 
 DONE_BEFORE_YIELD: Final = 16
 """How many reads and writes in the caller's thread come before other tasks get a turn."""
