@@ -5,14 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from halter.core.rows import HaltRow, HoldRow
+from halter.core.events import Unknown
+from halter.core.ids import StreamId
+from halter.core.ports import Stored, Write
+from halter.core.rows import HaltRow, HoldRow, StreamRow
 from halter.core.vocabulary import RowKey
+from halter.guard.halts import halt
 from halter.journal.apply import Changes, WorkingSet
-from halter.journal.engine import MOST_CACHED_ROWS, RowCache
+from halter.journal.engine import MOST_CACHED_ROWS, MOST_CACHED_WRITES, RowCache
 from halter.journal.sqlite import SqliteEngine
+from halter.journal.store import JournalStore
 
 FLEET: RowKey = (HaltRow, ("fleet",))
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)
@@ -177,3 +183,74 @@ def test_a_transaction_saves_each_row_once_as_it_is_at_its_end(
             rows.put(row)
     assert (rows.inserts, rows.updates, list(rows.deletes)) == saved
     assert rows.get(HaltRow, "fleet") == steps[-1]
+
+
+def halt_write(key: str) -> Write:
+    return halt("session:s", "ada", key)
+
+
+def selecting(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries for earlier writes that an engine makes from now on."""
+    asked: list[str] = []
+    connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    query = connection.query
+
+    def listen(sql: str, parameters: Any = ()) -> tuple[Any, list[Any]]:
+        asked.append(sql)
+        return query(sql, parameters)
+
+    monkeypatch.setattr(connection, "query", listen)
+    return asked
+
+
+async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
+    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine()
+    store = JournalStore(made, inline=True)
+    await store.commit(halt_write("first"))
+    asked = selecting(made, monkeypatch)
+    assert not (await store.commit(halt_write("second"))).repeated
+    assert asked == []
+    assert (await store.commit(halt_write("first"))).repeated
+    assert (await store.commit(halt_write("second"))).repeated
+    assert len(asked) == 2
+
+
+async def test_a_stream_that_another_process_writes_to_is_asked_for_earlier_writes(
+    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = engine(), engine()
+    first, second = JournalStore(one, inline=True), JournalStore(other, inline=True)
+    await first.commit(halt_write("mine"))
+    await second.commit(halt_write("yours"))
+    asked = selecting(one, monkeypatch)
+    assert (await first.commit(halt_write("yours"))).repeated
+    assert len(asked) == 1
+
+
+async def test_a_write_that_was_undone_is_made_the_second_time(
+    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine()
+    store = JournalStore(made, inline=True)
+    await store.commit(halt_write("first"))
+    with monkeypatch.context() as broken:
+        broken.setattr(made, "commit", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await store.commit(halt_write("second"))
+    assert not (await store.commit(halt_write("second"))).repeated
+
+
+def test_of_a_long_stream_the_store_is_asked() -> None:
+    known = RowCache(lambda _: None, lambda: 1)
+    for seq in range(1, MOST_CACHED_WRITES + 3):
+        known.wrote(Changes(events=[stored(StreamId("fleet"), seq, f"key{seq}")]))
+        known.committed()
+    assert known.may_repeat([(StreamRow, ("fleet",))], ["new"])
+
+
+def stored(stream: StreamId, seq: int, key: str) -> Stored:
+    return Stored(
+        stream, seq, "halt_requested", 1, 1, 0, key, None, b"{}", None, None, b"", b"", Unknown("x", 1, b"{}")
+    )

@@ -334,6 +334,9 @@ MOST_CACHED_ROWS: Final = 10_000
 """Rows cached at once: those of a thousand active sessions, in a few megabytes."""
 
 
+MOST_CACHED_WRITES: Final = 10_000
+"""Keys of writes cached of one stream; of a longer one the store is asked."""
+
 MADE_ONCE: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
 
 
@@ -350,6 +353,9 @@ class RowCache:
         self._at = -1
         self._rows: dict[RowKey, Row | None] = {}
         self._written: dict[RowKey, Row | None] = {}
+        self._writes: dict[StreamId, set[str]] = {}
+        """The keys of all writes to a stream that this connection began."""
+        self._appended: list[Stored] = []
         self.latest = 0
         """No row or event that this connection has seen is later."""
 
@@ -368,6 +374,15 @@ class RowCache:
         self.latest = find_latest_time(missed, self.latest)
         return dict(zip(keys, map(known.get, keys), strict=True))
 
+    def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
+        """Whether one of these writes may have been made before, by all that is known of the streams among the rows."""
+        for kind, key in rows:
+            if kind is StreamRow:
+                made = self._writes.get(key[0])
+                if made is None or not made.isdisjoint(writes):
+                    return True
+        return False
+
     def wrote(self, changes: Changes) -> None:
         """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
         self._written |= changes.updates
@@ -377,9 +392,18 @@ class RowCache:
         for key in changes.deletes:
             self._written[key] = None
         if changes.events:
+            self._appended += changes.events
             self.latest = max(self.latest, changes.events[-1].at)
 
     def committed(self) -> None:
+        for event in self._appended:
+            if event.seq == 1:
+                self._writes[event.stream] = {event.key}
+            elif (made := self._writes.get(event.stream)) is not None:
+                made.add(event.key)
+                if len(made) > MOST_CACHED_WRITES:
+                    del self._writes[event.stream]
+        self._appended.clear()
         for key, row in self._written.items():
             if row is None and key[0] in MADE_ONCE:
                 self._rows.pop(key, None)
@@ -390,6 +414,8 @@ class RowCache:
     def forget(self) -> None:
         self._rows.clear()
         self._written.clear()
+        self._writes.clear()
+        self._appended.clear()
 
 
 _ID: Final = re.compile("[A-Za-z0-9]{1,64}")

@@ -408,7 +408,8 @@ class SqliteEngine:
         self._lock(wait=wait)
         with self._in_words:
             loaded = self._known.load(keys)
-            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if writes else ()
+            repeats = bool(writes) and self._known.may_repeat(keys, writes)
+            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if repeats else ()
         now = self._clock()
         return WorkingSet(
             loaded=loaded,
