@@ -315,14 +315,14 @@ class TurnLoop:
         """Make the next request of the turn to a model, and tell its size."""
         turn, transcript = self._recalled.turn, self._recalled.transcript
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
-        built = build_prompt(self._start, transcript, self._mind, volatile, nonce, last_words=turn.wrapping)
-        facts, prompt = self._senses.facts(), built.prompt
+        facts, last = self._senses.facts(), turn.wrapping
+        built = build_prompt(self._start, transcript, self._mind, volatile, nonce, facts, last_words=last)
         listen, timeout = self._watching.listen if self._streams else None, MODEL_REQUEST_TIMEOUT
         if self.rules.timeout:
             timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
         request = ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
-            prompt=msgspec.structs.replace(prompt, facts=facts) if facts else prompt,
+            prompt=built.prompt,
             timeout=timeout,
             record=RequestRecord(built.ending, nonce),
             input_tokens=self._window.bound(model, built.size),

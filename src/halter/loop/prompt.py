@@ -21,6 +21,7 @@ from halter.core.agent_spec import BrainSpec, ToolCalls
 from halter.core.clock import SECOND, Clock
 from halter.core.events import ContextCut
 from halter.core.messages import (
+    NO_FACTS,
     VOLATILE,
     Message,
     Model,
@@ -103,7 +104,14 @@ class BuiltPrompt(msgspec.Struct, frozen=True):
 
 
 def build_prompt(
-    start: StablePrefix, transcript: Transcript, mind: BrainSpec, volatile: str, nonce: str, *, last_words: bool = False
+    start: StablePrefix,
+    transcript: Transcript,
+    mind: BrainSpec,
+    volatile: str,
+    nonce: str,
+    facts: Mapping[str, Any] = NO_FACTS,
+    *,
+    last_words: bool = False,
 ) -> BuiltPrompt:
     """Build a prompt. Last words are asked for without tools, and the history then shows calls as text."""
     messages: Sequence[Message] = transcript.sent
@@ -117,10 +125,12 @@ def build_prompt(
         messages=append_ending(messages, ending),
         tools=() if last_words else start.tools,
         max_output_tokens=mind.max_output_tokens,
+        facts=facts or NO_FACTS,
         provider_tools=() if last_words else mind.provider_tools,
     )
-    cut = transcript.cut.through if transcript.cut else 0
-    prefix = f"{start.digest}/{cut}/{'last' if last_words else ''}"
+    prefix = start.digest
+    if transcript.cut is not None or last_words:
+        prefix = f"{prefix}/{transcript.cut.through if transcript.cut else 0}/{'last' if last_words else ''}"
     size = PromptSize(prefix, start.size + transcript.size, len(to_body(ending)) + 64)
     return BuiltPrompt(prompt, size, ending)
 

@@ -115,6 +115,7 @@ class _Made:
     environ: tuple[object, Mapping[str, str]] = (None, {})
     definition: tuple[AssembledAgent, Digest, int] | None = None
     bound: "tuple[AgentContext, AgentContext] | None" = None
+    thinks: tuple[AssembledAgent, Models] | None = None
 
     def __init__(self) -> None:
         self.plans: dict[tuple[SessionKind, bool], object] = {}
@@ -146,6 +147,8 @@ class AgentContext(msgspec.Struct, frozen=True):
 
     def demand_model(self) -> None:
         """Raises ConfigError, before anything starts, if the agent cannot think."""
+        if self.made.thinks == (self.agent, self.models):
+            return
         mind = self.agent.mind
         if not mind.model:
             raise ConfigError(
@@ -159,6 +162,7 @@ class AgentContext(msgspec.Struct, frozen=True):
         for name in VERBS:
             if name in self.agent.tools:
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
+        self.made.thinks = (self.agent, self.models)
 
     def _demand_provider_tools(self, mind: BrainSpec) -> None:
         from halter.models.wire import WireModel, explain_missing_tools

@@ -424,12 +424,11 @@ async def find_session_origin(context: AgentContext, row: SessionRow, begun: tup
 
     The hash of its first event salts the placeholders that hide data from models: its own salts never leave the store.
     """
-    store = context.store
-    first = begun[0] if begun else (await store.read(session_stream(row.session), 0, 1))[0]
+    first = begun[0] if begun else (await context.store.read(session_stream(row.session), 0, 1))[0]
     follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
     if not row.parent and not row.trigger:
         return SessionOrigin(salt=first.hash.hex(), follows=follows)
-    began = await _read_origin(store, row, first)
+    began = await _read_origin(context.store, row, first)
     return msgspec.structs.replace(began, salt=first.hash.hex(), follows=follows)
 
 

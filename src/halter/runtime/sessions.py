@@ -179,8 +179,8 @@ async def open_session(
     """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
-    app = context.app
-    event, more = await build_session_beginning(context, kind, session or app.ids.new())
+    store = context.store
+    event, more = await build_session_beginning(context, kind, session or context.app.ids.new())
     if before is not None:
         event = msgspec.structs.replace(
             event, follows=before.session, because=before.because, origin="model", trusted=False
@@ -188,12 +188,10 @@ async def open_session(
     redact = context.guard().redacted
     if history:
         messages = tuple(mask_message(message, redact) for message in number_calls(history))
-        given = await offload_body(context.store, msgspec.json.encode(messages))
+        given = await offload_body(store, msgspec.json.encode(messages))
         more = [Draft(HistoryGiven(messages=len(messages), denied=has_denial(messages)), *given), *more]
     body = to_body(redact(text))
-    committed = await context.store.commit(
-        lifecycle.start_session(event, *await offload_body(context.store, body), more)
-    )
+    committed = await store.commit(lifecycle.start_session(event, *await offload_body(store, body), more))
     if committed.repeated:
         return BegunSession(SessionId(event.session))
     if kind == "chat":
