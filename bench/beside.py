@@ -67,8 +67,10 @@ DURABLE: tuple[Column, ...] = (
     ("runs a second", "durable", "runs_per_second", ".1f"),
     ("wall ms a run", "durable", "wall_ms_per_run", ".1f"),
     ("CPU ms a run", "durable", "cpu_ms_per_run", ".1f"),
+    ("1,000 at once: steps a CPU second", "durable_crowd", "steps_per_cpu_second", ",.0f"),
+    ("1,000 at once: steps a second", "durable_crowd", "steps_per_second", ",.0f"),
 )
-MORE_IS_BETTER = {"runs_per_second"}
+MORE_IS_BETTER = {"runs_per_second", "steps_per_cpu_second", "steps_per_second"}
 SYNCED = ("pydantic-ai", "agno", "openai-agents", "langgraph")
 """Peers that let each step reach the disk before the next one."""
 AIMS: tuple[tuple[str, str, str, float, str], ...] = (
@@ -78,6 +80,7 @@ AIMS: tuple[tuple[str, str, str, float, str], ...] = (
     ("a waiting run, kB", "memory", "kB_per_run", 12, ".1f"),
     ("importing an agent, CPU ms", "import", "cpu_ms", 200, ".0f"),
     ("10 durable steps, CPU ms", "durable", "cpu_ms_per_run", 10, ".1f"),
+    ("1,000 durable runs at once, steps a CPU second", "durable_crowd", "steps_per_cpu_second", 2_500, ",.0f"),
 )
 BEST_SYNCED = 5
 """How many times as many durable runs as the best peer that syncs we aim at."""
@@ -91,7 +94,8 @@ def told(result: dict[str, Any]) -> list[str]:
     names = sorted({row["name"] for row in rows}, key=list(notes["versions"]).index)
     lines = [LOOP.format(**notes), f"| in memory |{_heads(COLUMNS)}", "|---|" + "---:|" * len(COLUMNS)]
     lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
-    lines += ["", f"| 10 steps kept on disk, one run at a time |{_heads(DURABLE)} what is kept, and when |"]
+    kept_there = "kept on disk: runs of 10 steps one at a time, and 1,000 of 5 steps at once"
+    lines += ["", f"| {kept_there} |{_heads(DURABLE)} what is kept, and when |"]
     lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
     lines += [f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {kept.get(name, '')} |" for name in names]
     return [*lines, *_unmeasured(notes["missing"], rows), *_ahead(found, names), *_aims(found)]
@@ -155,7 +159,7 @@ def _less(one: float, other: float) -> bool:
 
 
 def _unsynced(name: str, workload: str) -> str:
-    return " (which never syncs)" if workload == "durable" and name not in SYNCED else ""
+    return " (which never syncs)" if workload.startswith("durable") and name not in SYNCED else ""
 
 
 def _aims(found: Found) -> list[str]:
@@ -169,7 +173,8 @@ def _reached(found: Found) -> Iterator[str]:
     for what, workload, key, aim, shape in AIMS:
         value = found.get((OWN, workload), {}).get(key)
         if value is not None:
-            yield f"| {what} | {aim:g} | {format(value, shape)} | {'yes' if value <= aim else 'no'} |"
+            reached = value >= aim if key in MORE_IS_BETTER else value <= aim
+            yield f"| {what} | {aim:g} | {format(value, shape)} | {'yes' if reached else 'no'} |"
     own = found.get((OWN, "durable"))
     synced = [found[name, "durable"]["runs_per_second"] for name in SYNCED if (name, "durable") in found]
     if own is not None and synced:

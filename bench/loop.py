@@ -25,7 +25,7 @@ from halter import __version__
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".bench"
 REQUIREMENTS = Path(__file__).parent / "peers" / "requirements"
-WORKLOADS = ("cpu", "growth", "durable", "crowd", "memory", "import")
+WORKLOADS = ("cpu", "growth", "durable", "crowd", "durable_crowd", "memory", "import")
 PATIENCE = 600
 IMPORT = (
     "import json, time; cpu, wall = time.process_time(), time.perf_counter(); {}; print(json.dumps({{'values': "

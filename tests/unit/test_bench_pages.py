@@ -62,6 +62,16 @@ def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
     assert "| durable runs, against the best that syncs | 5× | 2.0× | no |" in told
 
 
+def test_more_steps_a_second_reach_an_aim_and_are_ahead() -> None:
+    told = page(
+        measured("halter", "durable_crowd", steps_per_cpu_second=2600, steps_per_second=2000),
+        measured("agno", "durable_crowd", steps_per_cpu_second=200, steps_per_second=2100),
+    )
+    assert "| 1,000 durable runs at once, steps a CPU second | 2500 | 2,600 | yes |" in told
+    assert "- 1,000 at once: steps a second: agno 2,100; Halter 2,000." in told
+    assert "- 1,000 at once: steps a CPU second" not in told
+
+
 def test_nobody_is_said_to_be_ahead_who_is_not() -> None:
     told = page(measured("halter", "cpu", ms_per_step=0.1), measured("agno", "cpu", ms_per_step=0.4))
     assert "Nowhere in this table." in told
