@@ -5,6 +5,7 @@ Any number of rows go in one statement, each column as one array, so a batch of 
 
 import re
 import struct
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -556,9 +557,12 @@ class PostgresEngine:
             if self._deaf_before:
                 self._deaf_before = False
                 return [Change(EVERY_STREAM, 0)]
-            told = list(connection.notifies(timeout=timeout, stop_after=1))
-        mine = self._writer.pid
-        return [change for notify in told if notify.pid != mine for change in _parse_hint(notify.payload)]
+            until = time.monotonic() + timeout
+            while told := list(connection.notifies(timeout=max(0.0, until - time.monotonic()), stop_after=1)):
+                others = [notify for notify in told if notify.pid != self._writer.pid]
+                if others:
+                    return [change for notify in others for change in _parse_hint(notify.payload)]
+        return []
 
     def close(self) -> None:
         for line in (self._writer, self._reader, self._listener):

@@ -119,6 +119,7 @@ LARGEST_BATCH: Final = 256
 """Writes per transaction: enough to share a sync, few enough to keep locks short."""
 
 MOST_PENDING_HINTS: Final = 1024
+"""Commits of which a reader that lags has not heard yet."""
 WATCH_INTERVAL_SECONDS: Final = 0.05
 MOST_CHUNKS_FOUND: Final = 1000
 
@@ -196,7 +197,7 @@ class _Journal:
         self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
         # Not a set: followers are told in one order, so that a run can be replayed.
-        self._followers: dict[asyncio.Queue[Change], None] = {}
+        self._followers: dict[asyncio.Queue[Sequence[Change]], None] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -302,13 +303,14 @@ class _Journal:
         return alone() if self.inline else await asyncio.to_thread(alone)
 
     async def changes(self) -> AsyncIterator[Change]:
-        hints: asyncio.Queue[Change] = asyncio.Queue(MOST_PENDING_HINTS)
+        hints: asyncio.Queue[Sequence[Change]] = asyncio.Queue(MOST_PENDING_HINTS)
         self._followers[hints] = None
         if self._watcher is None and not self.inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
         try:
             while True:
-                yield await hints.get()
+                for change in await hints.get():
+                    yield change
         finally:
             del self._followers[hints]
 
@@ -461,11 +463,12 @@ class _Journal:
     def _answer(
         self, batch: list[tuple[Write, asyncio.Future[Committed]]], answers: Sequence[WriteAnswer | BaseException]
     ) -> None:
+        self._hint([answer for answer in answers if isinstance(answer, Committed)])
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
                 continue
             if isinstance(answer, Committed):
-                future.set_result(self.told(answer))
+                future.set_result(answer)
             else:
                 future.set_exception(answer)
 
@@ -478,23 +481,26 @@ class _Journal:
     def told(self, answer: WriteAnswer) -> Committed:
         if isinstance(answer, LeaseLost):
             raise answer
-        if self._followers:
-            self._hint([Change(event.stream, event.seq) for event in answer.fresh()])
+        self._hint([answer])
         return answer
 
-    def _hint(self, changes: Sequence[Change]) -> None:
-        for follower in self._followers:
-            for change in changes:
-                if not follower.full():
-                    follower.put_nowait(change)
+    def _hint(self, answers: Sequence[Committed]) -> None:
+        """Tell the followers what was written, however much it is, at once."""
+        if self._followers:
+            self._tell([Change(event.stream, event.seq) for answer in answers for event in answer.fresh()])
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        for follower in self._followers if changes else ():
+            if not follower.full():
+                follower.put_nowait(changes)
 
     async def _watch(self) -> None:
         while not self._closed:
             try:
                 look = partial(self.engine.wait_for_others, WATCH_INTERVAL_SECONDS)
-                self._hint(await asyncio.get_running_loop().run_in_executor(self._watching, look))
+                self._tell(await asyncio.get_running_loop().run_in_executor(self._watching, look))
             except Exception:  # noqa: BLE001  a watcher that ends leaves every follower deaf
-                self._hint([Change(EVERY_STREAM, 0)])
+                self._tell([Change(EVERY_STREAM, 0)])
                 await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
 
