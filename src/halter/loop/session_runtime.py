@@ -190,6 +190,7 @@ class SessionRuntime:
         "capped",
         "ending",
         "foreseen",
+        "inbox_head",
         "lease",
         "overrun",
         "redacted",
@@ -224,6 +225,8 @@ class SessionRuntime:
         self._asks = True
         """Whether a question of the session may be open: not where all that it did was done here without one."""
         self._seen = 0
+        self.inbox_head: int | None = None
+        """How far the inbox goes, where that was just read with the session's row."""
         self.rested_at = 0
         """How far the inbox had been read when the session last rested between two turns."""
         self._rests = 0
@@ -274,7 +277,7 @@ class SessionRuntime:
         past, doubts = self.state, self._doubts or ()
         self.spent = past.spent
         if begun:
-            self._asks = False
+            self._asks, self.inbox_head = False, 0
             return events
         since: Sequence[Stored] = ()
         if self.lease.generation > 1:
@@ -701,6 +704,7 @@ class SessionRuntime:
         """Record that the session resumes, with its inbox read up to now; return the events of that."""
         inbox_head = (row or await self._row()).inbox_head
         cause, self._seen = cause or await self._cause(inbox_head), inbox_head
+        self.inbox_head = inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         committed = await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)

@@ -178,6 +178,7 @@ class Conversation:
 
         Returns None if an effect is still in doubt: then the turn is gone on with.
         """
+        self._running.inbox_head = None
         await self._running.ensure_running()
         if not await self._loop.interrupt(INTERRUPTED):
             return None
@@ -218,6 +219,7 @@ class Conversation:
 
     async def _follow_turn(self, turn: Turn | WaitOut) -> Conclusion | None:
         """Does what follows from the end of a turn; one that must wait goes on after a rest."""
+        self._running.inbox_head = None
         if isinstance(turn, WaitOut):
             return await self._wait_out(turn)
         match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
@@ -286,10 +288,13 @@ class Conversation:
         return Conclusion(park.state, "", park.sentence or self._loop.turn.sentence, wake_at, park.wake_on)
 
     async def _news(self, through: int | None = None) -> Inbox:
-        """Reads the messages since the last turn, and the alerts since the last finished one."""
+        """Reads the messages since the last turn, and the alerts since the last finished one.
+
+        Right after the session's row was read, the row says whether there are any.
+        """
         turn = self._loop.turn
-        inbox = () if self._begun else await self._running.inbox(turn.cleared)
-        self._begun = ()
+        head, self._running.inbox_head = self._running.inbox_head, None
+        inbox = () if head is not None and head <= turn.cleared else await self._running.inbox(turn.cleared)
         if through is None:
             self._seen = inbox[-1].seq if inbox else max(self._seen, turn.heard)
         given = await self._given()
