@@ -352,10 +352,9 @@ class RowCache:
         self._version = version
         self._at = -1
         self._rows: dict[RowKey, Row | None] = {}
-        self._written: dict[RowKey, Row | None] = {}
+        self._written: Changes | None = None
         self._writes: dict[StreamId, set[str]] = {}
         """The keys of all writes to a stream that this connection began."""
-        self._appended: list[Stored] = []
         self.latest = 0
         """No row or event that this connection has seen is later."""
 
@@ -384,38 +383,37 @@ class RowCache:
         return False
 
     def wrote(self, changes: Changes) -> None:
-        """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
-        self._written |= changes.updates
-        for key, row in changes.inserts.items():
-            if not row.APPEND_ONLY or key in self._rows:
-                self._written[key] = row
-        for key in changes.deletes:
-            self._written[key] = None
+        """Take in the changes of the open transaction."""
+        self._written = changes
         if changes.events:
-            self._appended += changes.events
             self.latest = max(self.latest, changes.events[-1].at)
 
     def committed(self) -> None:
-        for event in self._appended:
+        """Know what was written. Append-only rows are rarely read again, so they are skipped."""
+        changes, self._written, rows = self._written, None, self._rows
+        if changes is None:
+            return
+        for event in changes.events:
             if event.seq == 1:
                 self._writes[event.stream] = {event.key}
             elif (made := self._writes.get(event.stream)) is not None:
                 made.add(event.key)
                 if len(made) > MOST_CACHED_WRITES:
                     del self._writes[event.stream]
-        self._appended.clear()
-        for key, row in self._written.items():
-            if row is None and key[0] in MADE_ONCE:
-                self._rows.pop(key, None)
+        rows |= changes.updates
+        for key, row in changes.inserts.items():
+            if not row.APPEND_ONLY or key in rows:
+                rows[key] = row
+        for key in changes.deletes:
+            if key[0] in MADE_ONCE:
+                rows.pop(key, None)
             else:
-                self._rows[key] = row
-        self._written.clear()
+                rows[key] = None
 
     def forget(self) -> None:
         self._rows.clear()
-        self._written.clear()
+        self._written = None
         self._writes.clear()
-        self._appended.clear()
 
 
 _ID: Final = re.compile("[A-Za-z0-9]{1,64}")

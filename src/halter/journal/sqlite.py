@@ -29,6 +29,7 @@ from halter.core.ports import (
     Ticket,
 )
 from halter.core.processes import FORKING, ForkLock, let_fork_pass
+from halter.core.project import EraseBodies
 from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.engine import (
@@ -124,6 +125,7 @@ class ForkSafeConnection(sqlite3.Connection):
         self.inside = ForkLock()
         with self.inside:
             super().__init__(*args, **kwargs)
+            self._cursor = self.cursor()
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         cursor = self.cursor(ForkSafeCursor)
@@ -148,14 +150,23 @@ class ForkSafeConnection(sqlite3.Connection):
             sqlite3.Cursor.execute(cursor, sql, parameters)
             return cursor.description, sqlite3.Cursor.fetchall(cursor)
 
-    def execute_all(self, statements: Iterable[tuple[str, Any]]) -> None:
-        """Execute statements that return no rows, with one cursor and one lock."""
-        cursor = self.cursor(ForkSafeCursor)
+    def fetch(self, sql: str, parameters: Any = ()) -> list[Any]:
+        """All rows of a statement, by the connection's one cursor."""
         if FORKING.locked():
             let_fork_pass()
         with self.inside.lock:
+            return self._cursor.execute(sql, parameters).fetchall()
+
+    def execute_all(self, statements: Iterable[tuple[str, Any]], last: str = "", rows: Iterable[Any] = ()) -> None:
+        """Execute statements that return no rows under one lock, and the last one for each of `rows`."""
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            execute = self._cursor.execute
             for sql, parameters in statements:
-                sqlite3.Cursor.execute(cursor, sql, parameters)
+                execute(sql, parameters)
+            if last:
+                self._cursor.executemany(last, rows)
 
     def close(self) -> None:
         with self.inside:
@@ -386,7 +397,7 @@ class SqliteEngine:
             raise StoreUnusable(message)
         with self._in_words:
             self._connection = self._reader = self._connect(path)
-        self._known = RowCache(self._row, lambda: self._connection.execute("PRAGMA data_version").fetchone()[0])
+        self._known = RowCache(self._row, lambda: self._connection.fetch("PRAGMA data_version")[0][0])
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -409,7 +420,7 @@ class SqliteEngine:
         with self._in_words:
             loaded = self._known.load(keys)
             repeats = bool(writes) and self._known.may_repeat(keys, writes)
-            earlier = self._connection.query(select_by_keys(len(writes)), writes)[1] if repeats else ()
+            earlier = self._connection.fetch(select_by_keys(len(writes)), writes) if repeats else ()
         now = self._clock()
         return WorkingSet(
             loaded=loaded,
@@ -420,19 +431,20 @@ class SqliteEngine:
     def _lock(self, *, wait: bool = True) -> None:
         if self._read_only:
             raise make_unwritable_error(self._path)
-        looks = round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0
-        for _ in range(looks):
-            if self._locked() is None:
-                return
-            time.sleep(WAL_POLL_SECONDS)
         refusal = self._locked()
-        if refusal is not None:
-            raise translate_sqlite_error(refusal, self._path) if wait else Busy from refusal
+        if refusal is None:
+            return
+        for _ in range(round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0):
+            time.sleep(WAL_POLL_SECONDS)
+            refusal = self._locked()
+            if refusal is None:
+                return
+        raise translate_sqlite_error(refusal, self._path) if wait else Busy from refusal
 
     def _locked(self) -> sqlite3.Error | None:
         """Try to take the write lock; return SQLite's error if another process has it."""
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.fetch("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
                 raise translate_sqlite_error(error, self._path) from error
@@ -443,8 +455,8 @@ class SqliteEngine:
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
-        found = self._connection.execute(make_row_statements(kind).select, values).fetchone()
-        return None if found is None else kind(*found)
+        found = self._connection.fetch(make_row_statements(kind).select, values)
+        return kind(*found[0]) if found else None
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name exist."""
@@ -458,19 +470,14 @@ class SqliteEngine:
     def write(self, changes: Changes) -> None:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         with self._in_words:
-            self._connection.execute_all(self._list_statements(changes))
+            events = map(_to_event_parameters, changes.events)
+            self._connection.execute_all(_list_row_statements(changes), self._sql["append"], events)
+            if changes.erasures:
+                self._connection.execute_all(self._list_erasures(changes.erasures))
         self._known.wrote(changes)
 
-    def _list_statements(self, changes: Changes) -> Iterator[tuple[str, Any]]:
-        for (kind, _), row in changes.inserts.items():
-            yield make_row_statements(kind).insert, msgspec.structs.astuple(row)
-        for (kind, key), row in changes.updates.items():
-            yield make_row_statements(kind).update, (*msgspec.structs.astuple(row)[len(key) :], *key)
-        for kind, values in changes.deletes:
-            yield make_row_statements(kind).delete, values
-        for event in changes.events:
-            yield self._sql["append"], _to_event_parameters(event)
-        for erase in changes.erasures:
+    def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Any]]:
+        for erase in erasures:
             params = {"stream": erase.stream, "through": erase.through}
             yield self._sql["erase_blobs"], params
             yield self._sql["erase_bodies"], params
@@ -478,7 +485,7 @@ class SqliteEngine:
 
     def commit(self) -> None:
         with self._in_words:
-            self._connection.execute("COMMIT")
+            self._connection.fetch("COMMIT")
         self._known.committed()
 
     def rollback(self) -> None:
@@ -685,6 +692,15 @@ class SqliteEngine:
                 self._connection.execute("COMMIT")
             finally:
                 self.rollback()
+
+
+def _list_row_statements(changes: Changes) -> Iterator[tuple[str, Any]]:
+    for (kind, _), row in changes.inserts.items():
+        yield make_row_statements(kind).insert, msgspec.structs.astuple(row)
+    for (kind, key), row in changes.updates.items():
+        yield make_row_statements(kind).update, (*msgspec.structs.astuple(row)[len(key) :], *key)
+    for kind, values in changes.deletes:
+        yield make_row_statements(kind).delete, values
 
 
 def read_stored_event(row: Sequence[Any]) -> Stored:
