@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -189,27 +188,21 @@ def halt_write(key: str) -> Write:
     return halt("session:s", "ada", key)
 
 
-def selecting(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def selecting(engine: SqliteEngine) -> list[str]:
     """The queries for earlier writes that an engine makes from now on."""
     asked: list[str] = []
     connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    query = connection.query
-
-    def listen(sql: str, parameters: Any = ()) -> tuple[Any, list[Any]]:
-        asked.append(sql)
-        return query(sql, parameters)
-
-    monkeypatch.setattr(connection, "query", listen)
+    connection.set_trace_callback(lambda sql: asked.append(sql) if "FROM events WHERE key IN" in sql else None)
     return asked
 
 
 async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
-    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+    engine: Callable[[], SqliteEngine],
 ) -> None:
     made = engine()
     store = JournalStore(made, inline=True)
     await store.commit(halt_write("first"))
-    asked = selecting(made, monkeypatch)
+    asked = selecting(made)
     assert not (await store.commit(halt_write("second"))).repeated
     assert asked == []
     assert (await store.commit(halt_write("first"))).repeated
@@ -218,13 +211,13 @@ async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
 
 
 async def test_a_stream_that_another_process_writes_to_is_asked_for_earlier_writes(
-    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+    engine: Callable[[], SqliteEngine],
 ) -> None:
     one, other = engine(), engine()
     first, second = JournalStore(one, inline=True), JournalStore(other, inline=True)
     await first.commit(halt_write("mine"))
     await second.commit(halt_write("yours"))
-    asked = selecting(one, monkeypatch)
+    asked = selecting(one)
     assert (await first.commit(halt_write("yours"))).repeated
     assert len(asked) == 1
 
