@@ -53,9 +53,9 @@ _EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up")
 class ForgetfulLedger(Ledger):
     """Charges half of what was used, and nothing for what is in doubt: with teeth, the drill must find it."""
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Settlement:
+    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement:
         usd = None if truth.usd is None else truth.usd // 2
-        return await super().settle(lease, flight, msgspec.structs.replace(truth, usd=usd), goes_on=goes_on)
+        return await super().settle(lease, flight, msgspec.structs.replace(truth, usd=usd))
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
         for flight in flights:
