@@ -16,6 +16,7 @@ from halter.runtime.runtime import bind_policy
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.middleware import ServerLimits
 from halter.server.server import ServerExtras, bind, serve_web
+from halter.tools.http import make_tls_context
 from tests.story.conftest import Scribe
 from tests.story.test_desk import Office
 
@@ -68,7 +69,7 @@ class House:
     def client(self, name: str = "", *, place: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
         """Speak as somebody, or as nobody, from an address of this machine."""
         said = {"Authorization": f"Bearer {self.secrets[name]}"} if name else {}
-        wire = httpx2.AsyncHTTPTransport(local_address=place)
+        wire = httpx2.AsyncHTTPTransport(local_address=place, verify=make_tls_context())
         return httpx2.AsyncClient(base_url=self.base, headers={**said, **headers}, timeout=30, transport=wire)
 
     async def restart(self) -> None:

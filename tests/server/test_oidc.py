@@ -26,6 +26,7 @@ from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.oidc import OidcSignOn, make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, serve_asgi, serve_web
 from halter.server.sign_on import GroupRoles
+from halter.tools.http import make_tls_context
 from tests.server.conftest import QUICK, GroundClock, furnished
 from tests.server.provider import (
     CLIENT,
@@ -81,7 +82,7 @@ class Inn:
         self._serving = self._serve(bind(port=self.port))
 
     def browser(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=self.base, timeout=30, trust_env=False)
+        return httpx2.AsyncClient(base_url=self.base, timeout=30, trust_env=False, verify=make_tls_context())
 
     async def end(self) -> None:
         self._serving.cancel()
@@ -104,7 +105,7 @@ async def visit_provider(browser: httpx2.AsyncClient, path: str = "/login/oidc")
     """Begin, and return the address that the provider sends the browser back to."""
     begun = await browser.get(path)
     assert begun.status_code == 303, begun.text
-    async with httpx2.AsyncClient(trust_env=False) as elsewhere:
+    async with httpx2.AsyncClient(trust_env=False, verify=make_tls_context()) as elsewhere:
         return (await elsewhere.get(begun.headers["location"])).headers["location"]
 
 

@@ -19,6 +19,7 @@ from halter.core.public_json import encode_public_json
 from halter.core.rows import DecisionRow, HaltRow
 from halter.operations.decisions import DecisionResult
 from halter.operations.desk import Role
+from halter.tools.http import make_tls_context
 from halter.top.app import TopApp
 from halter.top.rows import describe_need, list_rows
 from halter.top.source import OperationSource, ServerSource, StoreSource, check_server
@@ -29,7 +30,7 @@ SIZE = (80, 24)
 
 @pytest.fixture
 async def wire() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as client:
+    async with httpx2.AsyncClient(timeout=30, verify=make_tls_context()) as client:
         yield client
 
 

@@ -1,7 +1,6 @@
 """Serves the channels that the fleet's file names, beside all else that a process does."""
 
 import logging
-import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,6 +16,7 @@ from halter.core.tools import substitute_secrets
 from halter.loop.session_runtime import raise_if_cancelled, run_together
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
+from halter.tools.http import make_tls_context
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -33,11 +33,11 @@ def read_channels(app: Runtime) -> ChannelsSpec:
 
 def connect_directly() -> "AsyncClient":
     """A client that no variable of the environment sends elsewhere, and that logs no address: they hold secrets."""
-    from httpx2 import AsyncClient, AsyncHTTPTransport, create_ssl_context
+    from httpx2 import AsyncClient, AsyncHTTPTransport
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    tls: ssl.SSLContext = create_ssl_context(trust_env=False)
-    return AsyncClient(transport=AsyncHTTPTransport(verify=tls, trust_env=False), trust_env=False)
+    transport = AsyncHTTPTransport(verify=make_tls_context(), trust_env=False)
+    return AsyncClient(transport=transport, trust_env=False)
 
 
 def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect_directly) -> Sequence[Transport]:

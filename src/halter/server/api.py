@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -45,12 +46,18 @@ def description() -> dict[str, Any]:
     return new_api().openapi()
 
 
-def _add_routes(api: FastAPI) -> None:
+@cache
+def _make_schemas() -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]]:
+    """Makes the schemas of results, of their parts and of parameters: two thirds of the time that an API takes."""
     kinds = [*(each.result for each in OPERATIONS), Error]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    schemas, components = declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components)
     _, inputs = msgspec.json.schema_components([each.parameters for each in OPERATIONS], ref_template=_REF)
-    inputs = {name: _with_types(each) for name, each in inputs.items()}
+    typed = {name: _with_types(each) for name, each in inputs.items()}
+    return declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components), typed
+
+
+def _add_routes(api: FastAPI) -> None:
+    schemas, components, inputs = _make_schemas()
     for operation, schema in zip(OPERATIONS, schemas, strict=False):
         answer = {"description": "Done", "content": {LINES if operation.lines else JSON: {"schema": schema}}}
         taken = inputs[operation.parameters.__name__]
