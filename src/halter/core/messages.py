@@ -81,7 +81,7 @@ def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = T
 NO_FACTS: Final[Mapping[str, Any]] = {}
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one request sends.
 
     `facts` are current values by name, for a rule-based model that reads no prose. `provider_tools` are those that the
@@ -116,7 +116,7 @@ StopReason = Literal["end", "calls", "max_tokens", "refused"]
 """Why a model stopped: finished, wants calls, out of tokens, or refused."""
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A model's answer. Without a usage, the request settles at its hold."""
 
     parts: tuple[Text | ToolCall, ...]

@@ -120,7 +120,7 @@ OVERFLOW_ERROR: Final = "ContextOverflow"
 """The kind of error for a prompt too long for its model."""
 
 
-class FailedAttempt(msgspec.Struct, frozen=True):
+class FailedAttempt(msgspec.Struct, frozen=True, gc=False):
     error: str
     may_retry: bool = False
     retry_after: int | None = None
@@ -131,7 +131,7 @@ class FailedAttempt(msgspec.Struct, frozen=True):
         return self.error.startswith(OVERFLOW_ERROR)
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A turn, and what a session carries from one to the next.
 
     `heard` is how far the inbox was read to the model. `attempts` counts the requests of this step, made or refused,
@@ -496,18 +496,18 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_actions_per_minute: int = 0
 
 
-class Think(msgspec.Struct, frozen=True):
+class Think(msgspec.Struct, frozen=True, gc=False):
     """Ask a model: the first, or the fallback of that number, after a pause."""
 
     model: int = 0
     after: int = 0
 
 
-class Act(msgspec.Struct, frozen=True):
+class Act(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...]
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(msgspec.Struct, frozen=True, gc=False):
     """Answer calls without making them: every call gets a result."""
 
     calls: tuple[ToolCall, ...]
@@ -515,23 +515,23 @@ class Refuse(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Say(msgspec.Struct, frozen=True):
+class Say(msgspec.Struct, frozen=True, gc=False):
     """Tell the model something that is not shown to people."""
 
     reason: MessageReason
     text: str
 
 
-class Shrink(msgspec.Struct, frozen=True):
+class Shrink(msgspec.Struct, frozen=True, gc=False):
     """Drop more of the history."""
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     why: TurnEnd
     sentence: str = ""
 
 
-class WaitOut(msgspec.Struct, frozen=True):
+class WaitOut(msgspec.Struct, frozen=True, gc=False):
     """Rest inside of the turn: no model answers, for a while or until a person mends something."""
 
     trouble: ProviderTrouble
@@ -692,7 +692,7 @@ def compute_backoff(failure: FailedAttempt, tries: int, chance: float) -> int:
     return max(asked, round(own * (0.5 + chance / 2)))
 
 
-class Park(msgspec.Struct, frozen=True):
+class Park(msgspec.Struct, frozen=True, gc=False):
     """Rest until woken, for a while, or until one of these signals. A `trouble` and a sentence say that it must."""
 
     state: State
@@ -702,12 +702,12 @@ class Park(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-class End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True, gc=False):
     state: State
     terminal_reason: TerminalReason
 
 
-class NextTurn(msgspec.Struct, frozen=True):
+class NextTurn(msgspec.Struct, frozen=True, gc=False):
     pass
 
 

@@ -244,7 +244,7 @@ LOWEST_TOKEN_RATIO: Final = 1 / 16
 """Reports of longer tokens, in bytes, are not believed."""
 
 
-class PromptSize(msgspec.Struct, frozen=True):
+class PromptSize(msgspec.Struct, frozen=True, gc=False):
     """The size of a prompt, in bytes as an upper bound of tokens.
 
     `stable` is shared with the next prompt, `volatile` stands only at this one's end. `prefix` names the beginning of
@@ -261,7 +261,7 @@ class PromptSize(msgspec.Struct, frozen=True):
         return self.stable + self.volatile
 
 
-class ObservedUsage(msgspec.Struct, frozen=True):
+class ObservedUsage(msgspec.Struct, frozen=True, gc=False):
     """One model's reports: the last one, and the most tokens per byte."""
 
     last: PromptSize
@@ -269,7 +269,7 @@ class ObservedUsage(msgspec.Struct, frozen=True):
     ratio: float
 
 
-class TokenMeter(msgspec.Struct, frozen=True):
+class TokenMeter(msgspec.Struct, frozen=True, gc=False):
     """What is known of each model's tokens. An unknown model is assumed to use one token per byte."""
 
     seen: Mapping[str, ObservedUsage] = {}

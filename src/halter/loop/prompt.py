@@ -95,7 +95,7 @@ def _build_stable_prefix(
     return StablePrefix(system, tools, bound_prompt_tokens(prompt), sha256(msgspec.json.encode(prompt)).hexdigest())
 
 
-class BuiltPrompt(msgspec.Struct, frozen=True):
+class BuiltPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt, its size, and what stands only at its end."""
 
     prompt: Prompt

@@ -53,7 +53,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True, gc=False):
     """A session after its newest event. `attempts` counts the refused attempts of each call."""
 
     session: str = ""

@@ -30,7 +30,7 @@ from halter.loop.session_runtime import SessionRuntime
 INTERRUPTED: Final = "A person interrupted the answer."
 
 
-class Conclusion(msgspec.Struct, frozen=True):
+class Conclusion(msgspec.Struct, frozen=True, gc=False):
     """Where a session has come to: it rests or is over; `sentence` says what stopped it, if something did."""
 
     state: State
@@ -44,7 +44,7 @@ class Conclusion(msgspec.Struct, frozen=True):
         return self.state in END_STATES
 
 
-class Inbox(msgspec.Struct, frozen=True):
+class Inbox(msgspec.Struct, frozen=True, gc=False):
     """What has reached a session: what is said to it, and alerts that no finished turn has shown.
 
     It was `called` if something has come since its last turn that wakes it; `names` are those of all that came.
@@ -76,7 +76,7 @@ class StillInDoubt(HalterError):
         super().__init__(f"Session {session} cannot end: something of it is still under way, or in doubt.")
 
 
-class OpenTurn(msgspec.Struct, frozen=True):
+class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     """A turn begins, with these words. It is `quiet` if nothing new gave rise to it."""
 
     parts: tuple[Text, ...]
