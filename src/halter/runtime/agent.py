@@ -22,14 +22,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -54,6 +47,8 @@ from halter.tools.function_tool import tool as made_tool
 
 # A program that only describes its agent does not wait for what runs it: the functions below import that.
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.yaml_reader import Document
@@ -66,8 +61,10 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
+    from halter.runtime.session_builder import LiveSession
     from halter.runtime.sessions import BegunSession
     from halter.tasks.agent_tool import AgentTool
+    from halter.tasks.conversation import Conclusion
     from halter.tasks.run_events import RunEvent
 
 T = TypeVar("T")
@@ -408,7 +405,9 @@ class Agent(AgentProgram):
         async with self._for_call() as opened:
             context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
             begun = await _send_message(context, message, session, id, kind, history, files)
-            return await self._attended(context, begun, form)
+            # As `_attended`, without its frame while the run waits: there may be thousands.
+            live = await self._claim(context, begun, form)
+            return await self._conclude(live, await live.conversation.attend(), form)
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
@@ -532,20 +531,35 @@ class Agent(AgentProgram):
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
-        from halter.loop.decide import FINAL_ANSWER
+        live = await self._claim(context, begun, form, watching, waits)
+        return await self._conclude(live, await live.conversation.attend(), form)
+
+    async def _claim(
+        self,
+        context: "AgentContext",
+        begun: "BegunSession",
+        form: "AnswerForm | None",
+        watching: "LoopObserver | None" = None,
+        waits: "WaitListener | None" = None,
+    ) -> "LiveSession":
+        """Takes a session, to be attended here; what its answer streams to is heard while it does."""
         from halter.loop.loop import NO_OBSERVER
         from halter.runtime.sessions import claim_session
 
         agent, watching = context.agent, watching or NO_OBSERVER
         if watching.listen is not None and agent.mind.streaming is None:
-            agent = replace(agent, mind=replace(agent.mind, streaming=True))
-        context = context if agent is context.agent else replace(context, agent=agent)
+            context = replace(context, agent=replace(agent, mind=replace(agent.mind, streaming=True)))
         answer = None if form is None else form.tool
         waits = waits or self._said_of.get("waits", self._log_wait)
-        claimed = await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
-        came, loop = await claimed.conversation.attend(), claimed.loop
-        near = await claimed.running.near_budget()
-        result = build_result(came, loop, begun.session, await claimed.running.events(), near_budget=near)
+        return await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
+
+    async def _conclude(self, live: "LiveSession", came: "Conclusion", form: "AnswerForm | None") -> Result[Any]:
+        """Returns the result of a session that was attended, with the answer in its form."""
+        from halter.loop.decide import FINAL_ANSWER
+
+        running, loop = live.running, live.loop
+        near, events = await running.near_budget(), await running.events()
+        result = build_result(came, loop, running.lease.session, events, near_budget=near)
         if form is None:
             return result
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
