@@ -410,6 +410,11 @@ class RowCache:
             else:
                 rows[key] = None
 
+    def drop(self, rows: Iterable[RowKey]) -> None:
+        """Forget rows that this connection has changed in another way than by writes."""
+        for key in rows:
+            self._rows.pop(key, None)
+
     def forget(self) -> None:
         self._rows.clear()
         self._written = None

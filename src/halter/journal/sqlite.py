@@ -30,6 +30,7 @@ from halter.core.ports import (
 )
 from halter.core.processes import FORKING, ForkLock, let_fork_pass
 from halter.core.project import EraseBodies
+from halter.core.rows import SessionRow
 from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.engine import (
@@ -508,7 +509,9 @@ class SqliteEngine:
     ) -> Sequence[Lease]:
         with self._leasing(program_format) as leasing:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
-            return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
+            leases = leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
+        self._known.drop([(SessionRow, (lease.session,)) for lease in leases])
+        return leases
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         with self._leasing(program_format) as leasing:
@@ -608,6 +611,7 @@ class SqliteEngine:
                     execute(make_row_statements(table).clear)
                 for row in rows:
                     execute(make_row_statements(type(row)).insert, msgspec.structs.astuple(row))
+            self._known.forget()
         except (RowRefused, OverflowError) as error:
             message = f"The rows that the events of {self._path} make cannot be right ({error}). Nothing was changed."
             raise StoreUnusable(message) from error
@@ -684,14 +688,15 @@ class SqliteEngine:
 
     @contextmanager
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
+        """A transaction beside those of writes. Who changes cached rows in it has them dropped."""
         with self._in_words:
             self._lock()
-            self._known.forget()
             try:
                 yield self._connection.execute
                 self._connection.execute("COMMIT")
-            finally:
+            except BaseException:
                 self.rollback()
+                raise
 
 
 def _list_row_statements(changes: Changes) -> Iterator[tuple[str, Any]]:
