@@ -325,7 +325,9 @@ class _Journal:
             timer.cancel()
         for observer in self.observers:
             await self.write(observer.flush)
-        # A read that is under way must not find the engine closed.
+        # A read that is asked for or under way must not find the engine closed.
+        if self._asked:
+            await asyncio.wait([answer for _, answer in self._asked])
         await asyncio.get_running_loop().run_in_executor(self._writer, self._reader.shutdown)
         await self.write(self.engine.close)
         self._writer.shutdown()
