@@ -196,7 +196,7 @@ class Conversation:
             self._loop.wake()
             return
         events = await self._running.take_up(row, self._begun)
-        self._task = events[0]
+        self._task, self._begun = events[0], ()
         await self._loop.recall(events)
         if not self._loop.turn.over:
             await self._pace.go_on((await self._news(self._loop.turn.heard)).notes)
