@@ -14,7 +14,8 @@ from halter.core.ids import FLEET, Digest, StreamId, inbox_stream, session_strea
 from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
 from halter.core.text import from_body, to_body
-from halter.journal.store import JournalStore
+from halter.journal.apply import SALT_BYTES
+from halter.journal.store import SALTS_DRAWN, JournalStore, SaltPool
 from halter.state import lifecycle
 
 if TYPE_CHECKING:
@@ -206,3 +207,23 @@ async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) ->
     await store.commit(erasing(inbox_stream("one"), 1))
     assert (await store.read(inbox_stream("one")))[0].body is None
     assert (await store.read(ONE))[0].body == b"task"
+
+
+def test_each_salt_is_drawn_once() -> None:
+    draw = SaltPool().draw
+    drawn = [draw(SALT_BYTES) for _ in range(3 * SALTS_DRAWN + 1)]
+    assert len(set(drawn)) == len(drawn)
+    assert {len(salt) for salt in drawn} == {SALT_BYTES}
+
+
+def test_a_copy_of_the_process_draws_its_own_salts() -> None:
+    draw = SaltPool().draw
+    draw(SALT_BYTES)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, draw(SALT_BYTES))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, SALT_BYTES) != draw(SALT_BYTES)
+    os.close(reading)
+    os.close(writing)

@@ -144,6 +144,9 @@ SHORT_QUERIES: Final = frozenset(
 )
 """Queries of one row, of a short table, or of what a prompt has room for: they take less time than waking a thread."""
 
+SALTS_DRAWN: Final = 256
+"""How many salts are drawn at once: one alone takes a system call."""
+
 DONE_BEFORE_YIELD: Final = 16
 """How many reads and writes in the caller's thread come before other tasks get a turn."""
 
@@ -151,6 +154,22 @@ INDEX_ATTEMPTS: Final = 25
 """Attempts to write a document while others, who index it as well, drop what was there before."""
 MOST_DECISION_ATTEMPTS: Final = 20
 """How often a transaction is decided again because another process had just inserted one of its rows."""
+
+
+class SaltPool:
+    """Random bytes, drawn from the system many at a time, and by each process for itself. For one writer."""
+
+    def __init__(self) -> None:
+        self._drawn = b""
+        self._at = 0
+        self._process = 0
+
+    def draw(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._drawn) or self._process != os.getpid():
+            self._drawn, self._process, end = os.urandom(SALTS_DRAWN * size), os.getpid(), size
+        self._at = end
+        return self._drawn[end - size : end]
 
 
 class Observer(Protocol):
@@ -518,12 +537,14 @@ class JournalStore:
         engine: Engine,
         *,
         inline: bool = False,
-        salt: Callable[[int], bytes] = os.urandom,
+        salt: Callable[[int], bytes] | None = None,
         applier: Applier = apply_write,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._engine = engine
-        self._journal = _Journal(engine, inline=inline, salt=salt, applier=applier, observers=observers)
+        self._journal = _Journal(
+            engine, inline=inline, salt=salt or SaltPool().draw, applier=applier, observers=observers
+        )
         self.retry: StoreRetry | None = None
         self._patient: tuple[Clock, StoreProblem, Self] | None = None
 
