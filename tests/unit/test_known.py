@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halter.core.events import Unknown
-from halter.core.ids import StreamId
+from halter.core.ids import StreamId, WorkerId
 from halter.core.ports import Stored, Write
 from halter.core.rows import HaltRow, HoldRow, StreamRow
 from halter.core.vocabulary import RowKey
@@ -203,6 +203,7 @@ async def test_a_stream_that_was_begun_here_is_not_asked_for_earlier_writes(
     store = JournalStore(made, inline=True)
     await store.commit(halt_write("first"))
     asked = selecting(made)
+    await store.claim(WorkerId("w"), 1)
     assert not (await store.commit(halt_write("second"))).repeated
     assert asked == []
     assert (await store.commit(halt_write("first"))).repeated

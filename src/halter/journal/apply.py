@@ -129,10 +129,11 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
         while each is not None:
             keys.append(each.key)
             rows += each.reads
-            rows += rows_of_stream(each.stream)
             for stream in each.others:
                 rows += rows_of_stream(stream)
-            each = each.first
+            stream, each = each.stream, each.first
+            if each is None or each.stream != stream:
+                rows += rows_of_stream(stream)
     return keys, rows
 
 

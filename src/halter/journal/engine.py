@@ -370,7 +370,8 @@ class RowCache:
             # What is made once, under an id of its own, is not asked for again while it does not exist.
             if row is not None or key[0] not in MADE_ONCE:
                 known[key] = row
-        self.latest = find_latest_time(missed, self.latest)
+        if missed:
+            self.latest = find_latest_time(missed, self.latest)
         return dict(zip(keys, map(known.get, keys), strict=True))
 
     def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:

@@ -227,7 +227,8 @@ class _Journal:
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
         if task is last and not self._busy and self._timers:
-            await self._let_others_run()
+            if self._is_others_turn():
+                await asyncio.sleep(0)
             try:
                 return self.told(self.run([write], wait=False)[0])
             except Busy:
@@ -261,7 +262,8 @@ class _Journal:
         if self.inline:
             return job()
         if short and self.engine.look is None and not self._reading:
-            await self._let_others_run()
+            if self._is_others_turn():
+                await asyncio.sleep(0)
             return job()
         self._reading += 1
         try:
@@ -305,11 +307,10 @@ class _Journal:
         else:
             job.add_done_callback(lambda done: tell(done.result()))
 
-    async def _let_others_run(self) -> None:
-        """Let other tasks run now and then: what is done in this thread does not wait, and a loop of it would never."""
+    def _is_others_turn(self) -> bool:
+        """Now and then, since what is done in this thread does not wait: a loop of it would let no other task run."""
         self._done_here += 1
-        if self._done_here % DONE_BEFORE_YIELD == 0:
-            await asyncio.sleep(0)
+        return self._done_here % DONE_BEFORE_YIELD == 0
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
 
