@@ -147,7 +147,12 @@ class Database:
         self._connection.close()
 
     def drop(self) -> None:
-        """Take the schema away, so that the next one begins on the same ground."""
+        """Take the schema away, so that the next one begins on the same ground.
+
+        What killed workers had asked for may still be under way, and would meet it half-way.
+        """
+        others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        self.ask(f"SELECT pg_terminate_backend(pid, 10000) {others}")
         self._connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schema)))
         self.checkpoint()
 
