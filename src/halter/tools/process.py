@@ -516,6 +516,7 @@ async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str,
 
 
 _PRCTL: Final = ctypes.CDLL(None).prctl
+_SIGNALS: Final = tuple(map(int, signal.valid_signals()))
 _SET_PARENT_DEATH_SIGNAL: Final = 1
 
 
@@ -544,10 +545,7 @@ def _start_fork(call: Callable[[], Any], max_output: int) -> Generator[StartedPr
 
 
 def _fork_child(call: Callable[[], Any], max_output: int, *, output: int, answer: int) -> int:
-    parent, handled = (
-        os.getpid(),
-        [int(number) for number in signal.valid_signals() if callable(signal.getsignal(number))],
-    )
+    parent, handled = os.getpid(), [number for number in _SIGNALS if callable(signal.getsignal(number))]
     pid = fork()
     if pid == 0:
         _run_as_child(partial(perform_call, call, max_output), parent, handled, output, answer)
