@@ -91,7 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
     use_memory_as_disk()
     # Those who help the stories along are plain functions, and processes that they start are told the same way.
     os.environ[DISPATCHER] = config.getoption("--dispatcher")
-    config.pluginmanager.register(Memory())
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        # Where tests run, and not where they are handed out.
+        config.pluginmanager.register(Memory())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in what a shell starts in the background; the programs that tests start would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

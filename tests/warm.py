@@ -28,6 +28,25 @@ from typing import Any
 LENGTH = struct.Struct("!I")
 HEAVY = ("halter.testing", "halter.adapters", "halter.dashboard", "halter.demo.night-watch", "halter.top")
 
+LIBRARIES = (
+    "_strptime",
+    "cel",
+    "cryptography.hazmat.primitives.asymmetric.ed25519",
+    "cryptography.hazmat.primitives.serialization",
+    "encodings.idna",
+    "encodings.utf_8_sig",
+    "genai_prices",
+    "httpx",
+    "psycopg",
+    "re2",
+    "rich.console",
+    "rich.table",
+    "typer._adapters",
+    "typer.rich_utils",
+    "yaml",
+)
+"""What most programs import when they need it."""
+
 
 class Forked(Exception):
     """This process is the child that becomes the program."""
@@ -49,7 +68,7 @@ def preload() -> None:
     for module in pkgutil.walk_packages(halter.__path__, "halter."):
         if not module.name.startswith(HEAVY) and not module.name.endswith(("__main__", "_program")):
             import_early(module.name)
-    for name in ("cel", "genai_prices", "psycopg", "httpx", "rich.console", "rich.table", "typer.rich_utils"):
+    for name in LIBRARIES:
         importlib.import_module(name)
     # What starts processes of its own asks how this one was started.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("halter.__main__")
