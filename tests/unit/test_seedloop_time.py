@@ -22,15 +22,15 @@ def this_loop() -> SeedLoop:
     return loop
 
 
-def test_a_week_of_timers_every_five_seconds_passes_to_the_microsecond() -> None:
+def test_a_week_of_timers_every_minute_passes_to_the_microsecond() -> None:
     async def week() -> tuple[int, int]:
         loop, ticks = this_loop(), 0
         while loop.now() < VIRTUAL_START + 7 * DAY:
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
             ticks += 1
         return ticks, loop.now()
 
-    assert run_in_virtual_time(week()) == (120_960, VIRTUAL_START + 7 * DAY)
+    assert run_in_virtual_time(week()) == (10_080, VIRTUAL_START + 7 * DAY)
 
 
 def test_fractions_of_a_second_do_not_drift() -> None:
