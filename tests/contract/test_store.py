@@ -420,6 +420,12 @@ async def test_a_write_that_takes_another_along_is_done_after_it_in_one_transact
     assert (row.spent, row.held) == (1, 1)
 
 
+async def test_a_write_takes_along_one_to_another_stream(store: JournalStore) -> None:
+    other = trigger_stream("a")
+    committed = await store.commit(after(note("second"), note("first", other)))
+    assert [(event.stream, event.key) for event in committed.all()] == [(other, "first"), (FLEET, "second")]
+
+
 async def test_what_a_write_takes_along_is_undone_with_it(store: JournalStore) -> None:
     await store.commit(holding("a"))
     undeclared = Leg("agent:other", "", "usd", CAP, 1)
