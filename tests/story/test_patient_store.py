@@ -1,6 +1,7 @@
 """A store that goes away: what could not be recorded waits, and goes on when the store is back."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
@@ -9,6 +10,8 @@ from halter.core.clock import SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
+from halter.core.vocabulary import RowKey
+from halter.journal.apply import WorkingSet
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore, StoreProblem
 from halter.state import lifecycle
@@ -22,10 +25,10 @@ class Away(MemoryEngine):
 
     left = 0
 
-    def begin(self, *, wait: bool = True) -> None:
+    def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         if self.left > 1:
             self._fail()
-        super().begin(wait=wait)
+        return super().begin(keys, writes, wait=wait)
 
     def commit(self) -> None:
         super().commit()
