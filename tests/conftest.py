@@ -1,11 +1,13 @@
 """What tests ask of the machine: a PostgreSQL server with a schema for each test, and a disk that can be full."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,16 @@ def use_memory_as_disk() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 
 
+def keep_state_apart(config: pytest.Config) -> None:
+    """Give the tests a state folder of their own: what is kept there of stores must not meet the next run's."""
+    if not hasattr(config, "workerinput"):
+        os.environ["XDG_STATE_HOME"] = folder = tempfile.mkdtemp(prefix="halter-state-")
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     use_memory_as_disk()
+    keep_state_apart(config)
     # Those who help the stories along are plain functions, and processes that they start are told the same way.
     os.environ[DISPATCHER] = config.getoption("--dispatcher")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
