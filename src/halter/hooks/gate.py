@@ -109,10 +109,11 @@ class HookedSession:
         return f"{named}.{self.numbers[named] + 1}"
 
     def find_flight(self, event: HookEvent, same: str) -> InFlight | None:
+        flights = self.state.in_flight
         if event.call:
-            return self.state.in_flight.get(f"{self.lease.session}.{event.call}")
+            return flights.get(f"{self.lease.session}.{event.call}")
         named = f"{self.lease.session}.{same[:16]}."
-        return next((each for key, each in reversed(self.state.in_flight.items()) if key.startswith(named)), None)
+        return next((flights[key] for key in reversed(list(flights)) if key.startswith(named)), None)
 
 
 class HookGate:
