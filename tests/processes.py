@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import IO, Self
 
 
+def live_at(home: Path) -> dict[str, str]:
+    """The environment of a person with a home folder of their own, which keeps all that they have."""
+    return {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / ".local" / "state")}
+
+
 async def gone(*family: int) -> None:
     """Wait for what was killed to be gone, which the system does in its own time."""
     async with asyncio.timeout(60):

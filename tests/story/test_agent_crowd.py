@@ -1,6 +1,5 @@
 """Many runs under one cap, through the whole loop: never a cent above it, in one process and in four."""
 
-import os
 import sqlite3
 import subprocess
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import warm_command
+from tests.processes import live_at, warm_command
 
 CROWD = Path(__file__).parent / "programs" / "crowd.py"
 DOLLAR = 1_000_000
@@ -30,7 +29,7 @@ def states(file: Path) -> list[str]:
 
 def watched(file: Path, processes: int, *words: str) -> list[tuple[int, int]]:
     """Let a crowd run, and look at its budget all the while."""
-    environ = {**os.environ, "HOME": str(file.parent)}
+    environ = live_at(file.parent)
     command = warm_command("python", str(CROWD), str(file), *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     crowd = [subprocess.Popen(command, env=environ, **pipes) for _ in range(processes)]

@@ -23,6 +23,7 @@ from halter.guard.halts import cancel, halt, resume
 from halter.guard.ledger import change_cap
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime
+from tests.processes import live_at
 
 CLAUDE = "anthropic:claude-sonnet-4-5"
 CLERK = Path(__file__).parent / "programs" / "clerk.py"
@@ -84,6 +85,7 @@ async def test_a_secret_that_comes_into_the_environment_between_two_runs_is_hidd
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(bench.folder))
+    monkeypatch.delenv("XDG_STATE_HOME")
     agent = bench.agent(calls("look"), says("Done."), calls("look"), says("Done."), environ=os.environ)
 
     @agent.tool(level="SAFE", effect="read")
@@ -366,7 +368,7 @@ async def test_the_session_of_another_agent_is_left_alone(bench: Bench) -> None:
 @pytest.mark.timeout(60)
 def test_a_killed_program_that_is_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
     command = [sys.executable, str(CLERK), str(tmp_path / "runs.db")]
-    environ = {**os.environ, "HOME": str(tmp_path)}
+    environ = live_at(tmp_path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"sent\n"

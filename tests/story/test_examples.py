@@ -1,7 +1,6 @@
 """Every example does what its page says."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,7 +14,7 @@ from halter.core.clock import MINUTE
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
-from tests.processes import Halter
+from tests.processes import Halter, live_at
 from tests.story.autonomous import Fleet, rhythm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,7 +24,7 @@ class Person:
     """Somebody at a terminal, in a home folder of their own."""
 
     def __init__(self, home: Path) -> None:
-        self.environ = {**os.environ, "HOME": str(home), "HALTER_PERSON": "ada", "COLUMNS": "200"}
+        self.environ = {**live_at(home), "HALTER_PERSON": "ada", "COLUMNS": "200"}
 
     def begins(self, *words: str) -> Halter:
         return Halter(words, env=self.environ, cwd="/", stdin=subprocess.DEVNULL)

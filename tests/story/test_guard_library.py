@@ -1,7 +1,6 @@
 """The guard as a Python object: the same door, the same journal, and no agent needed."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from halter.guard.halts import halt
 from halter.guard.tool_door import NeedsPerson
 from halter.journal.open import open_store
 from halter.models.scripted import Scripted, say
+from tests.processes import live_at
 
 SPENDERS = Path(__file__).parent / "programs" / "spenders.py"
 DOLLAR = 1_000_000
@@ -35,6 +35,7 @@ def guard_in(folder: Path, **more: Any) -> Guard:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME")
 
 
 async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def spent(store: Path) -> list[BudgetRow]:
 def test_twenty_spenders_that_are_killed_and_started_again_never_pass_a_dollar(tmp_path: Path) -> None:
     store = tmp_path / "spenders.db"
     command = [sys.executable, str(SPENDERS), str(store)]
-    environ = {**os.environ, "HOME": str(tmp_path)}
+    environ = live_at(tmp_path)
     for calls in (1, 7, 13, 0):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as program:
             assert program.stdout is not None

@@ -1,7 +1,6 @@
 """Every example that asks a model runs as it stands on its page, against a provider on this machine."""
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import warm_command
+from tests.processes import live_at, warm_command
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
@@ -56,7 +55,7 @@ async def ran(program: str, folder: Path, address: str = "", *, warm: bool = Tru
     file = folder / "program.py"
     file.write_text(program)
     command = warm_command("python", str(file), imports=IMPORTS) if warm else [sys.executable, str(file)]
-    environ = {**os.environ, "HOME": str(folder), "ANTHROPIC_API_KEY": "made-up", "ANTHROPIC_BASE_URL": address}
+    environ = {**live_at(folder), "ANTHROPIC_API_KEY": "made-up", "ANTHROPIC_BASE_URL": address}
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     running = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environ, **pipes)
     said, complained = await running.communicate()
