@@ -30,7 +30,7 @@ from halter.state import lifecycle
 ROUNDS = 3
 LONG, SHORT = 5, 1
 """Steps in a turn: looking four times and sleeping, or only sleeping."""
-CROWD = 6_000
+CROWD = 10_000
 """How many sessions are due at once: more than can be served while it is measured."""
 WINDOW = 12
 SLEEPERS = 100_000
