@@ -17,6 +17,7 @@ that is a setting, and limits on steps are lifted. langgraph is the agent that `
 - A step: the time of an answer, its call and the result, in runs of 10 steps; CPU of the process, and wall.
 - Step 200 against step 3: the mean CPU time of steps 190 to 210 over that of steps 2 to 6, in one run.
 - A crowd: 1,000 runs of 5 steps at once, whose model takes 50 ms; none can be done before 0.3 s have passed.
+- 1,000 at once, kept on disk: runs of 5 steps whose model answers at once; others are measured in one round alone.
 - A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
 - The import: importing what an agent is made of, in a fresh process.
 """
