@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.core.agent_spec import ContextStrategy
+from halter.core.agent_spec import BrainSpec, ContextStrategy, ToolCalls
 from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, make_user_message
 from halter.loop.history import (
     MARKER_TOKENS,
@@ -18,6 +18,7 @@ from halter.loop.history import (
     Fits,
     HistoryShape,
     TooLarge,
+    Transcript,
     all_trusted,
     build_history_view,
     find_unanswered,
@@ -30,6 +31,8 @@ from halter.loop.history import (
     measure_message,
     shorten_results,
 )
+from halter.loop.prompt import build_prompt, build_stable_prefix
+from halter.loop.text_calls import to_text_message
 
 STRATEGIES: tuple[ContextStrategy, ...] = get_args(ContextStrategy)
 
@@ -314,3 +317,33 @@ def test_cuts_are_rare() -> None:
         cuts.add(session.cut)
     written = sum(map(measure_message, session.history))
     assert 2 < len(cuts) <= 2 + written / (20_000 * (1 - TARGET_FILL))
+
+
+def build(transcript: Transcript, ending: str, tool_calls: ToolCalls) -> tuple[Message, ...]:
+    mind = BrainSpec(tool_calls=tool_calls)
+    return build_prompt(build_stable_prefix(mind, ()), transcript, mind, ending, "").prompt.messages
+
+
+@pytest.mark.parametrize("tool_calls", get_args(ToolCalls))
+@given(added=st.lists(st.sampled_from(HISTORY), min_size=1, max_size=12), cut=st.integers(0, 12))
+def test_each_request_of_a_growing_history_is_built_as_if_it_were_the_first(
+    added: list[Message], cut: int, tool_calls: ToolCalls
+) -> None:
+    transcript = Transcript()
+    for place, message in enumerate(added):
+        transcript.add(message)
+        if place == cut:
+            transcript.cut_at(Cut(place, (0,)), None)
+        shown = transcript.sent if tool_calls == "native" else list(map(to_text_message, transcript.sent))
+        for now in ("noon", "one"):
+            *before, last = build(transcript, now, tool_calls)
+            kept = shown[:-1] if shown[-1].role == "user" else shown
+            assert before == kept
+            assert last == Message(
+                "user", (*(each for said in shown[len(kept) :] for each in said.parts), volatile(now))
+            )
+        assert build(transcript, "", tool_calls) == tuple(shown)
+
+
+def volatile(text: str) -> Text:
+    return Text(text, "config", reason="volatile")

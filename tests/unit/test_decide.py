@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from halter.core.clock import SECOND
 from halter.core.events import YieldRequest
@@ -12,6 +14,7 @@ from halter.core.vocabulary import SessionKind, TurnEnd
 from halter.loop import decide
 from halter.loop.decide import (
     LONGEST_BACKOFF,
+    LONGEST_PERIOD,
     LONGEST_RETRY_AFTER,
     MOST_CALLS,
     MOST_OUTPUT_REMINDERS,
@@ -31,6 +34,8 @@ from halter.loop.decide import (
     compute_backoff,
     decide_after_turn,
     decide_next_step,
+    find_repetition,
+    fingerprint_step,
 )
 
 RULES = TurnLimits(kind="task")
@@ -194,15 +199,47 @@ def test_a_verb_ends_the_turn_only_where_it_came_out_well(tool: str, end: str) -
     assert step(bad) == Think()
 
 
+def acting(before: Turn, results: str) -> Turn:
+    """Make the same call once for each letter, which is its result."""
+    for letter in results:
+        before = before.acted((CALL,), (ToolResult(CALL.id, CALL.tool, "ok", letter),), 0)
+    return before
+
+
 def test_circles_are_told_of_once_and_then_end_the_turn() -> None:
-    circling = turn(prints=("a",) * 4)
-    assert step(turn(prints=("a",) * 3)) == Think()
+    circling = acting(turn(), "aaaa")
+    assert step(acting(turn(), "aaa")) == Think()
     assert reason(step(circling)) == "repetition"
     hinted = circling.told("repetition", 0)
     assert step(hinted) == Think()
-    assert why(step(msgspec.structs.replace(hinted, prints=("a",) * 5))) == "repetition"
-    assert step(msgspec.structs.replace(hinted, prints=("a",) * 4 + ("b",))) == Think()
+    assert why(step(acting(hinted, "a"))) == "repetition"
+    assert step(acting(hinted, "b")) == Think()
     assert step(circling, rules(max_repeated_tool_steps=0)) == Think()
+
+
+def test_a_circle_late_in_a_turn_is_told_of_and_ends_it_too() -> None:
+    circling = acting(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 3)
+    assert reason(step(circling)) == "repetition"
+    assert step(circling.told("repetition", 0)) == Think()
+    assert step(acting(circling.told("repetition", 0), "yx")) == Think()
+    assert why(step(acting(circling.told("repetition", 0), "yxyx"))) == "repetition"
+
+
+circles = st.tuples(st.text("abcdefg", min_size=1, max_size=6), st.integers(1, 8)).map(
+    lambda drawn: drawn[0] * drawn[1]
+)
+
+
+@drawn(st.lists(circles, max_size=4).map("".join), st.integers(1, 8))
+def test_a_turn_remembers_as_many_steps_as_its_circles_take(results: str, most: int) -> None:
+    fingerprints = [fingerprint_step([CALL], [ToolResult(CALL.id, CALL.tool, "ok", each)]) for each in results]
+    acted = acting(turn(), results)
+    assert find_repetition(acted.prints, most) == find_repetition(fingerprints, most)
+    assert acted.printed == len(results)
+
+
+def test_a_long_turn_remembers_only_its_newest_steps() -> None:
+    assert len(acting(turn(), "abcdefghijklmnopqrstuvwxyz").prints) == LONGEST_PERIOD + 1
 
 
 def test_a_warning_is_given_once() -> None:

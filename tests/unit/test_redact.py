@@ -367,3 +367,14 @@ def test_each_request_of_a_session_is_masked_whatever_of_it_is_new() -> None:
             assert "open-sesame" not in repr(masked)
             assert len(masked.messages) == len(prompt.messages)
             assert [tool.name for tool in masked.tools] == [tool.name for tool in prompt.tools]
+
+
+def test_a_message_that_takes_another_one_s_place_is_masked_wherever_it_stands() -> None:
+    masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
+    said = [make_user_message(f"message {number}") for number in range(6)]
+    for place in range(6):
+        assert masker.prompt(lease, Prompt(messages=tuple(said))).messages == tuple(said)
+        replaced = [*said[:place], make_user_message("open-sesame"), *said[place + 1 :], make_user_message("Now.")]
+        masked = masker.prompt(lease, Prompt(messages=tuple(replaced))).messages
+        assert "open-sesame" not in repr(masked)
+        assert [*masked[:place], *masked[place + 1 :]] == [*replaced[:place], *replaced[place + 1 :]]

@@ -136,9 +136,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `heard` is how far the inbox was read to the model. `attempts` counts the requests of this step, made or refused,
     and names the next one; `failures` are those that failed. `worked` are the microseconds before `since`, when it was
-    last resumed; at rest `since` is None. `calls` have no result yet. `prints` are the fingerprints of its steps.
-    `troubles` counts bad turns in a row, `pauses` those without a yield. An end is `settled` when the session rests or
-    ends because of it.
+    last resumed; at rest `since` is None. `calls` have no result yet. `prints` are the fingerprints of its newest
+    steps, as far back as a circle may go; `printed` counts all. `troubles` counts bad turns in a row, `pauses` those
+    without a yield. An end is `settled` when the session rests or ends because of it.
 
     For an autonomous session: notifications up to `cleared` were shown by a finished turn. `skips` counts turns in a
     row that the gate skipped, `brisk` those without a sleep between. `idle` is how long it has been awake without
@@ -162,6 +162,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     calls: tuple[ToolCall, ...] = ()
     cut: bool = False
     prints: tuple[str, ...] = ()
+    printed: int = 0
     hinted_at: int = 0
     recoveries: int = 0
     nudges: int = 0
@@ -276,6 +277,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             tried = tried or call.tool == FINAL_ANSWER
             if call.id in done:
                 verbs[call.tool] = call
+        printed, newest = fingerprint_step(calls, results), self.prints[-LONGEST_PERIOD:]
         return msgspec.structs.replace(
             self,
             calls=(),
@@ -283,7 +285,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             cut=self.stop == "max_tokens",
             capped=self.capped or capped != "",
             refusal=self.refusal or capped,
-            prints=(*self.prints, fingerprint_step(calls, results)),
+            # A step unlike the few before it ends every circle, so those before them no longer matter.
+            prints=(*(self.prints if printed in newest else newest), printed),
+            printed=self.printed + 1,
             halted=halted,
             active=active,
             asked=ASK_USER in verbs,
@@ -301,7 +305,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             case "max_tokens_recovery" | "cut_call":
                 return msgspec.structs.replace(told, recoveries=self.recoveries + 1)
             case "repetition":
-                return msgspec.structs.replace(told, hinted_at=len(self.prints))
+                return msgspec.structs.replace(told, hinted_at=self.printed)
             case "empty_answer":
                 return msgspec.structs.replace(told, nudges=self.nudges + 1)
             case "output_expected":
@@ -637,7 +641,7 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
 
 def _continue_turn(turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool, chance: float) -> Step:
     loop = find_repetition(turn.prints, rules.max_repeated_tool_steps)
-    if loop is not None and len(turn.prints) > turn.hinted_at:
+    if loop is not None and turn.printed > turn.hinted_at:
         hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
         return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
     if turn.failures:

@@ -38,7 +38,7 @@ from halter.guard.brake import SessionBrake
 from halter.guard.model_door import RequestRecord
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
 from halter.loop.decide import FailedAttempt, Turn
-from halter.loop.text_calls import read_calls
+from halter.loop.text_calls import read_calls, to_text_message
 
 TARGET_FILL: Final = 0.6
 """How much of the window a cut fills; the rest is room until the next cut."""
@@ -319,7 +319,7 @@ LONGEST_NAME: Final = 200
 class Transcript:
     """The messages of a session. What is sent is kept between requests, so a step costs only what is new."""
 
-    __slots__ = ("audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
+    __slots__ = ("_as_text", "audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -328,7 +328,8 @@ class Transcript:
         self.task = 0
         self.turn = 0
         self.sent: list[Message] = []
-        """What is sent, without the ending of each request."""
+        """What is sent, without the ending of each request. Of what is there only the last message may change."""
+        self._as_text: list[Message] = []
         self.size = 0
         """Upper bound of the tokens of what is sent."""
         self.audio = 0
@@ -355,6 +356,12 @@ class Transcript:
         else:
             sent.append(message)
 
+    def to_text(self) -> list[Message]:
+        """What is sent, for a model that knows calls and results only as text."""
+        new = self.sent[len(self._as_text) :]
+        self._as_text += map(to_text_message, new[:-1])
+        return [*self._as_text, *map(to_text_message, new[-1:])]
+
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
         """Whether what is sent fits a window, given the tokens of each message.
 
@@ -367,7 +374,7 @@ class Transcript:
         return fit_history(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
-        self.cut, self.marker = cut, marker
+        self.cut, self.marker, self._as_text = cut, marker, []
         self.sent = list(build_history_view(self.messages, cut, marker))
         self.size = sum(map(measure_message, self.sent))
         self.audio = count_audio_tokens(self.sent)

@@ -60,7 +60,6 @@ from halter.loop.text_calls import (
     explain_nonce,
     explain_text_calls,
     to_json_line,
-    to_text_message,
 )
 
 ReadFacts = Callable[[], Mapping[str, Any]]
@@ -114,9 +113,7 @@ def build_prompt(
     last_words: bool = False,
 ) -> BuiltPrompt:
     """Build a prompt. Last words are asked for without tools, and the history then shows calls as text."""
-    messages: Sequence[Message] = transcript.sent
-    if mind.tool_calls == "text" or last_words:
-        messages = [to_text_message(message) for message in messages]
+    messages = transcript.to_text() if mind.tool_calls == "text" or last_words else transcript.sent
     ending = volatile
     if nonce and not last_words:
         ending = "\n\n".join(part for part in (volatile, explain_nonce(nonce)) if part)
@@ -135,14 +132,19 @@ def build_prompt(
     return BuiltPrompt(prompt, size, ending)
 
 
-def append_ending(messages: Sequence[Message], ending: str) -> tuple[Message, ...]:
+def append_ending(messages: list[Message], ending: str) -> tuple[Message, ...]:
     """Append volatile text: to the last message to the model, or as a message of its own."""
     if not ending:
         return tuple(messages)
     part = Text(ending, "config", reason=VOLATILE)
-    if messages and messages[-1].role == "user":
-        return (*messages[:-1], Message("user", (*messages[-1].parts, part)))
-    return (*messages, Message("user", (part,)))
+    last = messages[-1] if messages else None
+    if last is None or last.role != "user":
+        return (*messages, Message("user", (part,)))
+    # Put in its place for a moment: a long history is copied once.
+    messages[-1] = Message("user", (*last.parts, part))
+    sent = tuple(messages)
+    messages[-1] = last
+    return sent
 
 
 SUMMARY_TOKENS: Final = 1024

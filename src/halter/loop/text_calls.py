@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from halter.core.messages import Message, Part, Text, ToolCall, ToolResult
+from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.text import clean, from_body, shorten
 from halter.core.tools import ToolSpec
 
@@ -364,20 +364,10 @@ def explain_nonce(nonce: str) -> str:
 
 def to_text_message(message: Message) -> Message:
     """Show a message to a model that knows calls and results only as text."""
-    cache = vars(message)
-    if "as_text" not in cache:
-        cache["as_text"] = Message(message.role, _parts_to_text(message.parts))
-    return cache["as_text"]
-
-
-def _parts_to_text(parts: Sequence[Part]) -> tuple[Text, ...]:
-    """Drop calls, since their text stands beside them, unless another model made them natively."""
-    written = any(isinstance(part, Text) for part in parts)
-    return tuple(
-        part if isinstance(part, Text) else _part_to_text(part)
-        for part in parts
-        if not (written and isinstance(part, ToolCall))
-    )
+    # The text of a call stands beside it, unless another model made it natively.
+    written = any(isinstance(part, Text) for part in message.parts)
+    shown = [part for part in message.parts if not (written and isinstance(part, ToolCall))]
+    return Message(message.role, tuple(part if isinstance(part, Text) else _part_to_text(part) for part in shown))
 
 
 def _part_to_text(part: ToolCall | ToolResult) -> Text:

@@ -367,11 +367,12 @@ def mask_text(text: str, redact: Redact) -> str:
 class _LastRequest:
     """What all requests of a session begin with, as it was given and as it is masked."""
 
-    __slots__ = ("known", "masked_system", "masked_tools", "said", "system", "tools")
+    __slots__ = ("masked", "masked_system", "masked_tools", "said", "system", "tools")
 
     def __init__(self) -> None:
-        self.said: tuple[Message, ...] = ()
-        self.known: tuple[Message, ...] = ()
+        self.said: list[Message] = []
+        self.masked: list[Message] | None = None
+        """What was said, where any of it had to be masked."""
         self.system = self.masked_system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.masked_tools: tuple[ToolSpec, ...] = ()
@@ -392,29 +393,35 @@ class PromptMasker:
         last = self._last.get(lease)
         if last is None:
             last = self._last[lease] = _LastRequest()
-        asked, count, redact = prompt.messages, len(last.said), self._redact
-        if asked[:count] != last.said:
-            count, last.known = 0, last.said
-        masked = None if last.known is last.said else [*last.known, *asked[count:]]
-        for place in range(count, len(asked)):
-            message = asked[place]
+        # A long history is copied once and compared once, message by message: all else is done for what is new.
+        said, count, redact = list(prompt.messages), len(last.said), self._redact
+        new = said[count:]
+        del said[count:]
+        if said != last.said:
+            said, new = [], list(prompt.messages)
+            last.said, last.masked = said, None
+        masked = list[Message]()
+        for message in new:
             parts = self.parts(message.parts)
-            if parts is not message.parts:
-                masked = masked or list(asked)
-                masked[place] = Message(message.role, parts)
+            masked.append(message if parts is message.parts else Message(message.role, parts))
+        messages = prompt.messages
+        if last.masked is None and masked != new:
+            last.masked = said.copy()
         # The last message ends with what is true only now, so the next request says it otherwise.
-        last.said = last.known = asked[:-1]
-        if masked is not None:
-            last.known = tuple(masked[:-1])
+        if last.masked is not None:
+            messages = (*last.masked, *masked)
+            last.masked += masked[:-1]
+        said += new[:-1]
+        last.said = said
         if prompt.system is not last.system or prompt.tools is not last.tools:
             last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
             last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)
-        clean = masked is None and last.masked_system is prompt.system and last.masked_tools is prompt.tools
+        clean = last.masked is None and last.masked_system is prompt.system and last.masked_tools is prompt.tools
         if clean and not prompt.facts:
             return prompt
         return Prompt(
             system=last.masked_system,
-            messages=asked if masked is None else tuple(masked),
+            messages=messages,
             tools=last.masked_tools,
             max_output_tokens=prompt.max_output_tokens,
             facts=change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts,
