@@ -18,6 +18,7 @@ from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
+from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
 from halter.journal.engine import Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
 from halter.journal.postgres import (
@@ -25,10 +26,12 @@ from halter.journal.postgres import (
     MOST_STREAMS_HINTED,
     NOTIFICATION_BYTES,
     TEXT,
+    IntegerColumn,
     PostgresEngine,
     TextColumn,
     format_hints,
     make_named_statement,
+    register_dumpers,
 )
 from halter.journal.rebuild import rows_from_events
 from halter.journal.sqlite import LEASE_DURATION
@@ -338,6 +341,28 @@ async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url
         running.cancel()
         await asyncio.wait([running])
         await store.close()
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("", "null", None, "NULL", " spaces ", "{braces, commas}", "ü€😀", "it's"),
+        ('a "quoted" word', None, "null", "C:\\new\\u0041\\\\", "two\nlines", "\ta tab", "\x01\x1f\x7f", ""),
+    ],
+    ids=["plain", "escaped"],
+)
+def test_texts_and_numbers_reach_the_server_as_they_are(
+    postgres_schema_url: str, texts: tuple[str | None, ...]
+) -> None:
+    numbers = (0, 1, -1, None, 2**63 - 1, -(2**63), 10, 5)
+    columns = (TextColumn(texts), IntegerColumn(numbers))
+    slot = ConnectionSlot(PostgresAddress(postgres_schema_url), register_dumpers)
+    both = Statement(b"SELECT * FROM unnest($1, $2)", tuple(column.OID for column in columns))
+    (by_pipeline,) = slot.run([(both, [column.encode() for column in columns])])
+    with slot.use() as connection:
+        by_psycopg = connection.execute("SELECT * FROM unnest(%s, %s)", columns).fetchall()
+    slot.drop()
+    assert list(by_pipeline) == by_psycopg == list(zip(texts, numbers, strict=True))
 
 
 def test_a_query_may_hold_a_percent_sign(postgres_schema_url: str) -> None:

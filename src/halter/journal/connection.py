@@ -116,15 +116,23 @@ def _list_libpq_keywords() -> set[str]:
     return {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
 
 
-class Statement(msgspec.Struct, frozen=True):
+TEXT_ARRAY: Final = 1009
+BIGINT_ARRAY: Final = 1016
+
+
+class Statement(msgspec.Struct, frozen=True, cache_hash=True):
     """SQL with `$1`, `$2` and so on, whose parameters have these types."""
 
     sql: bytes
     types: tuple[int, ...] = ()
 
+    def formats(self) -> list[Format]:
+        """Parameters are in PostgreSQL's binary form, except for arrays of texts and numbers."""
+        return [Format.TEXT if kind in (TEXT_ARRAY, BIGINT_ARRAY) else Format.BINARY for kind in self.types]
+
 
 Request = tuple[Statement, Sequence[bytes | None]]
-"""A statement with its parameters in PostgreSQL's binary form."""
+"""A statement with its encoded parameters."""
 Rows = Sequence[tuple[Any, ...]]
 
 
@@ -229,7 +237,7 @@ def _exchange(
     for statement, name in unknown.items():
         pgconn.send_prepare(name, statement.sql, statement.types)
     for statement, values in requests:
-        pgconn.send_query_prepared(names[statement], values, [Format.BINARY] * len(values), Format.BINARY)
+        pgconn.send_query_prepared(names[statement], values, statement.formats(), Format.BINARY)
     pgconn.pipeline_sync()
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
