@@ -5,7 +5,6 @@ the live one. While only trusted places have spoken nothing is judged, and nothi
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -61,28 +60,44 @@ class SessionBrake:
     While it is clean, what it hears and does is only kept; it is folded when the first untrusted text comes.
     """
 
-    def __init__(self, mode: ActiveMode, policy: ResolvedPolicy, specs: Mapping[str, ToolSpec]) -> None:
+    __slots__ = (
+        "_declarations",
+        "_kept",
+        "_policy",
+        "_provenance",
+        "_specs",
+        "_started",
+        "clean",
+        "locked",
+        "mode",
+        "task",
+    )
+
+    def __init__(
+        self,
+        mode: ActiveMode,
+        policy: ResolvedPolicy,
+        specs: Mapping[str, ToolSpec],
+        declarations: dict[str, Declaration] | None = None,
+    ) -> None:
+        """Sessions with the same policy and tools may share their `declarations`, which are worked out on first use."""
         self.mode: ActiveMode = mode
         self.clean = True
         self.locked = False
         self._policy = policy
         self._specs = specs
-        self._declarations: dict[str, Declaration] = {}
-        self._kept: list[Callable[[Provenance], None]] = []
-        self._started: set[str] = set()
+        self._declarations = {} if declarations is None else declarations
+        self._kept: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._started: dict[str, None] = {}
         self.task = ""
-
-    @cached_property
-    def _provenance(self) -> Provenance:
-        """Made when the first untrusted text comes: a session that waits for its first answer needs none."""
-        return Provenance()
 
     def declaration(self, tool: str) -> Declaration:
         found = self._declarations.get(tool)
         if found is None:
             spec = self._specs.get(tool)
-            found = UNKNOWN_TOOL if spec is None else self._policy.declaration(spec)
-            self._declarations[tool] = found
+            if spec is None:
+                return UNKNOWN_TOOL
+            found = self._declarations[tool] = self._policy.declaration(spec)
         return found
 
     def hear(self, part: Text) -> None:
@@ -91,12 +106,12 @@ class SessionBrake:
             self.task = part.text
         source = Source(part.origin, part.source, part.trusted)
         taints = not part.trusted and bool(part.text.strip())
-        self._fold(partial(Provenance.hear, text=part.text, source=source), taints=taints)
+        self._fold(Provenance.hear, part.text, source, taints=taints)
 
     def trust(self, text: str, name: str) -> None:
         """The agent's files, or what a person kept, say this."""
         if text:
-            self._fold(partial(Provenance.hear, text=text, source=Source("config", name, trusted=True)), taints=False)
+            self._fold(Provenance.hear, text, Source("config", name, trusted=True), taints=False)
 
     def hear_descriptions(self) -> None:
         """Every prompt has the names, the descriptions and the schemas of tools, and a server writes its own."""
@@ -107,7 +122,7 @@ class SessionBrake:
 
     def hear_erased(self) -> None:
         """A text is erased, or was never seen here; who wrote it is unknown."""
-        self._fold(partial(Provenance.hear_erased, source=Source("document")), taints=True)
+        self._fold(Provenance.hear_erased, Source("document"), taints=True)
 
     def observe(self, call: ToolCall, result: ToolResult) -> None:
         """A result reached the prompt; a refusal is in the guard's own words."""
@@ -122,15 +137,14 @@ class SessionBrake:
         arguments = _read_arguments(call.arguments)
         taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
         if self.clean:
-            known = {"tool": call.tool, "declaration": declaration, "arguments": arguments, "result_text": result.text}
-            self._fold(partial(Provenance.observe, **known), taints=taints)
+            self._fold(Provenance.observe, call.tool, declaration, arguments, result.text, taints=taints)
         else:
             self._provenance.observe(call.tool, declaration, arguments, result.text)
 
     def observe_erased(self, call: ToolCall) -> None:
         declaration = self.declaration(call.tool)
         taints = declaration.reads not in ("nothing", "trusted")
-        self._fold(partial(Provenance.observe_erased, tool=call.tool, declaration=declaration), taints=taints)
+        self._fold(Provenance.observe_erased, call.tool, declaration, taints=taints)
 
     def recall(self, messages: Iterable[Message], *, foreign: bool, denied: bool) -> None:
         """Fold what a session begins with, as if it had happened here; what a person agreed to there counts no more.
@@ -157,8 +171,7 @@ class SessionBrake:
     def _recall_call(self, call: ToolCall, result: ToolResult) -> None:
         declaration = self.declaration(call.tool)
         if result.outcome not in REFUSAL_OUTCOMES and declaration.reach != "none":
-            body = to_body(call.arguments)
-            self._fold(partial(_act, tool=call.tool, declaration=declaration, body=body, agreed=False), taints=False)
+            self._fold(_act, call.tool, declaration, to_body(call.arguments), False, taints=False)  # noqa: FBT003
         self.observe(call, result)
 
     def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
@@ -167,18 +180,15 @@ class SessionBrake:
             denied = event.outcome == "approval_denied" and event.decision and event.flaws
             self.locked = self.locked or bool(denied and self._policy.locks)
         elif event.call not in self._started:
-            self._started.add(event.call)
+            self._started[event.call] = None
             if body is None:
-                self._fold(partial(Provenance.act_erased, tool=event.tool), taints=False)
+                self._fold(Provenance.act_erased, event.tool, taints=False)
                 return
             # By a rule, no person has seen these values.
             agreed = bool(event.flaws and event.decision and event.decided_by)
             # A read that no person was asked about leaves nothing but its result.
             if agreed or self.declaration(event.tool).reach != "none":
-                self._fold(
-                    partial(_act, tool=event.tool, declaration=self.declaration(event.tool), body=body, agreed=agreed),
-                    taints=False,
-                )
+                self._fold(_act, event.tool, self.declaration(event.tool), body, agreed, taints=False)
 
     def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
         """What a person must be asked before this call; changes nothing."""
@@ -202,19 +212,20 @@ class SessionBrake:
     def unsaid_links(self, answer: str) -> tuple[Flaw, ...]:
         return () if self.clean else self._provenance.unsaid_links(answer)
 
-    def _fold(self, step: Callable[[Provenance], None], *, taints: bool) -> None:
+    def _fold(self, step: Callable[..., None], *said: Any, taints: bool) -> None:
         if not self.clean:
-            step(self._provenance)
+            step(self._provenance, *said)
             return
-        self._kept.append(step)
+        self._kept.append((step, said))
         if taints:
-            kept, self._kept = self._kept, []
-            for each in kept:
-                each(self._provenance)
-            self.clean = self._provenance.clean
+            # Only now: a session that waits for its first answer needs none.
+            seen = self._provenance = Provenance()
+            kept, self._kept, self.clean = self._kept, [], False
+            for each, known in kept:
+                each(seen, *known)
 
 
-def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, *, agreed: bool) -> None:
+def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, agreed: bool) -> None:  # noqa: FBT001
     arguments = _read_arguments(body)
     if agreed:
         seen.approve(tool, declaration, arguments, seen.judge(tool, declaration, arguments).flaws)

@@ -11,6 +11,7 @@ neither Halter's loop nor its store nor a clock.
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from halter.core.provenance import (
@@ -145,8 +146,7 @@ class Provenance:
         """With `prose`, plain prose may be written into the person's own things."""
         self.clean = True
         self._prose = prose
-        self._said = TrustedText()
-        self._found = TrustedText()
+        self._unread: list[str] = []
         self._minted: dict[tuple[str, str], int] = {}
         self._bound: dict[tuple[str, str], str] = {}
         self._ambiguous: set[tuple[str, str]] = set()
@@ -167,10 +167,26 @@ class Provenance:
         self._heard: deque[tuple[str, str, str]] = deque()
         self._kept = 0
 
+    @cached_property
+    def _index(self) -> TrustedText:
+        return TrustedText()
+
+    @cached_property
+    def _found(self) -> TrustedText:
+        return TrustedText()
+
+    @property
+    def _said(self) -> TrustedText:
+        """What trusted places said, read when it matters: calls of figures alone never ask for it."""
+        for text in self._unread:
+            self._index.add(text)
+        self._unread.clear()
+        return self._index
+
     def hear(self, text: str, source: Source) -> None:
         """Text reached the prompt: the person's words, instructions, a document, a memory, a summary."""
         if source.trusted:
-            self._said.add(text)
+            self._unread.append(text)
             self._asked.clear()
         elif text.strip():
             self._taint(text, source.name or source.origin)

@@ -32,6 +32,7 @@ from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
 from halter.core.money import Cap, Caps, ScopedCap
 from halter.core.ports import Lease, Query, Store, Stored, read_body
+from halter.core.provenance import Declaration
 from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
 from halter.core.schedules import Timing
 from halter.core.spec import Phase
@@ -627,10 +628,10 @@ def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
     mode = choose_provenance_mode(agent.policy)
     if mode == "off":
         return lambda: None
-    specs = {name: tool.spec for name, tool in tools.items()}
+    specs, declarations = {name: tool.spec for name, tool in tools.items()}, dict[str, Declaration]()
 
     def make_brake() -> SessionBrake:
-        brake = brakes(mode, agent.policy, specs)
+        brake = brakes(mode, agent.policy, specs, declarations)
         brake.trust(agent.mind.instructions, "the instructions")
         brake.hear_descriptions()
         if agent.mind.provider_tools:
