@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 
 from halter.core.clock import MINUTE, QUARTER, SECOND, WindowLength, window_after, window_at, window_end
+from halter.core.ids import session_stream
 from halter.core.vocabulary import Row, RowKey
 
 Unit = Literal["usd", "tokens", "requests"]
@@ -317,15 +318,22 @@ class Caps(msgspec.Struct, frozen=True):
         session, budget = self.session.max_cost_usd, self.token_budget
         if (not usd or session is None) and (not tokens or budget is None):
             return self
-        return msgspec.structs.replace(
-            self,
-            session=self.session if session is None else Cap(max(0, session - usd), self.session.per),
-            token_budget=None if budget is None else max(0, budget - tokens),
-        )
+        return _lessen_caps(self, usd, tokens)
 
     def bind(self) -> bool:
         """Whether any cap binds: then a model without a price must not be asked."""
         return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
+
+
+@lru_cache(maxsize=256)
+def _lessen_caps(caps: Caps, usd: int, tokens: int) -> Caps:
+    """Worked out once for all sessions of an agent."""
+    session, budget = caps.session.max_cost_usd, caps.token_budget
+    return msgspec.structs.replace(
+        caps,
+        session=caps.session if session is None else Cap(max(0, session - usd), caps.session.per),
+        token_budget=None if budget is None else max(0, budget - tokens),
+    )
 
 
 ScopedCap = tuple[str, Cap]
@@ -343,37 +351,36 @@ class Spender(msgspec.Struct, frozen=True):
 
 def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
     """Spread an amount over all its scopes: session, trigger, agent, fleet."""
-    return _make_legs(caps, spender, now // QUARTER, usd, tokens)
+    legs = _spread_usd(caps, spender, now // QUARTER, usd) if usd else ()
+    if not tokens:
+        return legs
+    counted = Leg(session_stream(spender.session), "", "tokens", caps.token_budget, tokens)
+    if caps.tokens_per_hour is None:
+        return (*legs, counted)
+    # It is the agent's: a session that follows another one in the same hour goes on with what is left.
+    hour = window_at("hour", now)
+    return (*legs, counted, Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
 
 
 def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
     """The accounts of a cost, also of one without a hold."""
-    return _list_accounts(caps, spender, now // QUARTER)
+    return _spread_usd(caps, spender, now // QUARTER, 0)
+
+
+def _spread_usd(caps: Caps, spender: Spender, quarter: int, usd: int) -> tuple[Leg, ...]:
+    own, zone, trigger, asked = caps.session, caps.zone, spender.trigger, spender.askers
+    window = window_at(own.per, quarter * QUARTER, zone)
+    leg = Leg(session_stream(spender.session), window, "usd", own.max_cost_usd, usd)
+    of_trigger = caps.trigger if trigger else ()
+    shared = _list_shared_accounts(
+        spender.trigger, of_trigger, spender.agent, caps.agent, caps.fleet, zone, quarter, usd
+    )
+    return (leg, *(_merge_accounts(shared, asked, zone, quarter, usd) if asked else shared))
 
 
 # No window begins or ends within a quarter of an hour, and within one the same is asked again and again.
 @lru_cache(maxsize=256)
-def _make_legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> tuple[Leg, ...]:
-    money = [msgspec.structs.replace(leg, amount=usd) for leg in _list_accounts(caps, spender, quarter)] if usd else []
-    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
-    if tokens and caps.tokens_per_hour is not None:
-        hour = window_at("hour", quarter * QUARTER)
-        # It is the agent's: a session that follows another one in the same hour goes on with what is left.
-        counted.append(Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
-    return (*money, *counted)
-
-
-@lru_cache(maxsize=256)
-def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
-    own, window = caps.session, window_at(caps.session.per, quarter * QUARTER, caps.zone)
-    leg = Leg(f"session:{spender.session}", window, "usd", own.max_cost_usd, 0)
-    trigger = (spender.trigger, caps.trigger) if spender.trigger else ("", ())
-    shared = _list_shared_accounts(*trigger, spender.agent, caps.agent, caps.fleet, caps.zone, quarter)
-    return (leg, *(_merge_accounts(shared, spender.askers, caps.zone, quarter) if spender.askers else shared))
-
-
-@lru_cache(maxsize=256)
-def _list_shared_accounts(
+def _list_shared_accounts(  # noqa: PLR0913, PLR0917 What two of them agree in is found by all of it.
     trigger: str,
     of_trigger: tuple[Cap, ...],
     agent: str,
@@ -381,6 +388,7 @@ def _list_shared_accounts(
     fleet: tuple[Cap, ...],
     zone: str,
     quarter: int,
+    usd: int,
 ) -> tuple[Leg, ...]:
     """The accounts above a session, the same for all sessions of an agent or a trigger."""
     scoped = [
@@ -388,14 +396,16 @@ def _list_shared_accounts(
         *((f"agent:{agent}", cap) for cap in of_agent),
         *(("fleet", cap) for cap in fleet),
     ]
-    return _merge_accounts((), scoped, zone, quarter)
+    return _merge_accounts((), scoped, zone, quarter, usd)
 
 
-def _merge_accounts(legs: Sequence[Leg], scoped: Sequence[ScopedCap], zone: str, quarter: int) -> tuple[Leg, ...]:
+def _merge_accounts(
+    legs: Sequence[Leg], scoped: Sequence[ScopedCap], zone: str, quarter: int, usd: int
+) -> tuple[Leg, ...]:
     """Add accounts to others, each once, with its tightest cap."""
     money = {(leg.scope, leg.window): leg for leg in legs}
     for scope, cap in scoped:
-        leg = Leg(scope, window_at(cap.per, quarter * QUARTER, zone), "usd", cap.max_cost_usd, 0)
+        leg = Leg(scope, window_at(cap.per, quarter * QUARTER, zone), "usd", cap.max_cost_usd, usd)
         money[leg.scope, leg.window] = _pick_tighter_leg(leg, money.get((leg.scope, leg.window)))
     return tuple(money.values())
 

@@ -7,7 +7,7 @@ settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -137,7 +137,6 @@ class HoldTerms(msgspec.Struct, frozen=True):
     ends_at: int | None
 
 
-@lru_cache(maxsize=256)
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
     # The smallest amount touches every account.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from halter.core.clock import QUARTER
+from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model
 from halter.core.money import (
     Cap,
@@ -105,48 +106,44 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     rates: Mapping[str, RateLimit] = {}
     askers: tuple[ScopedCap, ...] = ()
 
-    # It stands like this for many steps: what follows from it is worked out once.
-    @cached_property
+    @property
     def kept(self) -> Reserve:
         return Reserve(self.session, self.kept_usd, self.kept_tokens)
 
-    @cached_property
+    @property
     def spender(self) -> Spender:
         return Spender(self.session, self.agent, self.trigger, self.askers)
 
-    @cached_property
+    @property
     def whole_caps(self) -> Caps:
         """The caps with what is reserved for last words."""
         if self.tokens_per_hour is None:
             return self.policy.caps
         return msgspec.structs.replace(self.policy.caps, tokens_per_hour=self.tokens_per_hour)
 
+    # It stands like this for many steps: what each of them asks for is worked out once.
     @cached_property
     def caps(self) -> Caps:
         return self.whole_caps.less(self.kept_usd, self.kept_tokens)
 
     @cached_property
-    def _tool_terms(self) -> dict[str, "ToolTerms"]:
-        return {}
-
-    @cached_property
-    def _request_terms(self) -> dict[int, "RequestTerms"]:
+    def _terms(self) -> dict[str | int, Any]:
         return {}
 
     def terms_of_tool(self, spec: ToolSpec, now: int) -> "ToolTerms":
         """What calls of a tool have in common here, worked out once for a quarter of an hour."""
-        known = self._tool_terms.get(spec.name)
+        known: ToolTerms | None = self._terms.get(spec.name)
         if known is not None and known.spec is spec and known.quarter == now // QUARTER:
             return known
-        made = self._tool_terms[spec.name] = compile_tool_terms(self, spec, now // QUARTER)
+        made = self._terms[spec.name] = compile_tool_terms(self, spec, now // QUARTER)
         return made
 
     def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
         """What requests to a model have in common here, worked out once for a quarter of an hour."""
-        known = self._request_terms.get(id(model))
+        known: RequestTerms | None = self._terms.get(id(model))
         if known is not None and known.model is model and known.quarter == now // QUARTER:
             return known
-        made = self._request_terms[id(model)] = compile_request_terms(self, model, prices, now // QUARTER)
+        made = self._terms[id(model)] = compile_request_terms(self, model, prices, now // QUARTER)
         return made
 
     def within(self, usd: int, spent: int) -> "SessionContext":
@@ -160,7 +157,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def scopes(self) -> tuple[str, ...]:
         trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
-        return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
+        return (session_stream(self.session), *trigger, f"agent:{self.agent}", "fleet")
 
 
 class ToolTerms(msgspec.Struct, frozen=True):

@@ -521,8 +521,11 @@ class ToolDoor:
                 return None
             secrets = {name: self._secrets.value(name) for name in names}
         timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
-        near = partial(self._ledger.near_budget, standing.whole_caps, standing.spender)
-        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, near)
+
+        def near_budget() -> Awaitable[bool]:
+            return self._ledger.near_budget(standing.whole_caps, standing.spender)
+
+        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, near_budget)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
