@@ -7,7 +7,7 @@ takes the session over and ends it. Then the zombie is continued and tries every
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -66,9 +66,9 @@ class ZombieCase(msgspec.Struct, frozen=True):
         return self.number // len(MOMENTS) // STEPS % 2 == 1
 
 
-def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer:
+def unfenced(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer:
     """The teeth: apply a write without checking its lease."""
-    return apply_write(write, rows, salt, fenced=False)
+    return apply_write(write, rows, salts, fenced=False)
 
 
 class Mortal:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
 from halter.core.text import from_body, to_body
 from halter.journal.apply import SALT_BYTES
-from halter.journal.store import SALTS_DRAWN, JournalStore, SaltPool
+from halter.journal.store import SALTS_DRAWN, JournalStore, draw_salts
 from halter.state import lifecycle
 
 if TYPE_CHECKING:
@@ -210,20 +211,19 @@ async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) ->
 
 
 def test_each_salt_is_drawn_once() -> None:
-    draw = SaltPool().draw
-    drawn = [draw(SALT_BYTES) for _ in range(3 * SALTS_DRAWN + 1)]
+    drawn = list(islice(draw_salts(), 3 * SALTS_DRAWN + 1))
     assert len(set(drawn)) == len(drawn)
     assert {len(salt) for salt in drawn} == {SALT_BYTES}
 
 
 def test_a_copy_of_the_process_draws_its_own_salts() -> None:
-    draw = SaltPool().draw
-    draw(SALT_BYTES)
+    salts = draw_salts()
+    next(salts)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(writing, draw(SALT_BYTES))
+        os.write(writing, next(salts))
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reading, SALT_BYTES) != draw(SALT_BYTES)
+    assert os.read(reading, SALT_BYTES) != next(salts)
     os.close(reading)
     os.close(writing)

@@ -371,9 +371,9 @@ class Cable:
 async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_schema_url: str) -> None:
     cable = Cable(postgres_schema_url)
 
-    def cutting(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer:
+    def cutting(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer:
         cable.lose_next_answer = write.key == "unlucky" and not rows.earlier
-        return apply_write(write, rows, salt)
+        return apply_write(write, rows, salts)
 
     async with cable.laid() as url:
         engine = await asyncio.to_thread(PostgresEngine, f"{url}?{urlsplit(postgres_schema_url).query}", new_id=IDS.new)

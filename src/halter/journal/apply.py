@@ -5,7 +5,7 @@ previous hash, the header with the facts, and a salted digest of the body. Erasi
 digest, so the chain still holds and the body cannot be guessed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -15,7 +15,7 @@ from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
-from halter.core.ports import Committed, Draft, Lease, Stored, Write
+from halter.core.ports import Committed, Lease, Stored, Write
 from halter.core.project import EraseBodies, project_event
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
@@ -39,8 +39,8 @@ EventHeader = tuple[str, int, str, int, int, int, str, str | None]
 
 def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes) -> bytes:
     head = _ENCODE(header)
-    sizes = b"%d %d %d\n" % (len(head), len(facts), len(digest))
-    return sha256(b"".join((FORMAT_TAG, previous, sizes, head, facts, digest))).digest()
+    sizes = len(head), len(facts), len(digest)
+    return sha256(b"%b%b%d %d %d\n%b%b%b" % (FORMAT_TAG, previous, *sizes, head, facts, digest)).digest()
 
 
 NO_BODY: Final = b""
@@ -117,7 +117,7 @@ WriteAnswer = Committed | LeaseLost
 class Applier(Protocol):
     """Does one write and those before it in a working set; drills inject a broken one."""
 
-    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> WriteAnswer: ...
+    def __call__(self, write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer: ...
 
 
 def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
@@ -137,15 +137,15 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     return keys, rows
 
 
-def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes], *, fenced: bool = True) -> WriteAnswer:
+def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fenced: bool = True) -> WriteAnswer:
     """Do one write after its `first`; if that is refused, so is this one. A repeated one answers as the first time."""
     first = None
     if write.first is not None:
-        first = apply_write(write.first, rows, salt, fenced=fenced)
+        first = apply_write(write.first, rows, salts, fenced=fenced)
         if isinstance(first, LeaseLost):
             return first
-    key, lease = write.key, write.lease
-    found = rows.earlier.get(key)
+    key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events
+    found, before, own, generation = rows.earlier.get(key), len(events), None, 0
     try:
         if found is not None and (known := _find_repeated(write, found, rows)):
             return Committed(known, repeated=True, first=first)
@@ -154,16 +154,39 @@ def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes], *,
             for draft in drafts:
                 _refuse_newer_session(draft.stream or write.stream, rows)
         else:
-            row = rows.loaded.get((SessionRow, (lease.session,)))
-            if (row is None or row.generation != lease.generation or row.owner != lease.worker) and fenced:
+            own, generation = session_stream(lease.session), lease.generation
+            row = loaded.get(rows_of_stream(own)[1])
+            if (row is None or row.generation != generation or row.owner != lease.worker) and fenced:
                 fence(lease, rows)
             drafts = write.decide(rows)
-        events = append_events(drafts, write, rows, salt)
     except LeaseLost as lost:
         return lost
-    if events:
-        rows.earlier[key] = events if found is None else (*found, *events)
-    return Committed(events, False, first)  # noqa: FBT003
+    for draft in drafts:
+        event, facts = encode(draft.event)
+        stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
+        place = rows_of_stream(stream)[0]
+        head = loaded.get(place)
+        if head is None:
+            rows.get(StreamRow, stream)
+            seq, previous, changed = 1, CHAIN_START, rows.inserts
+        else:
+            seq, previous, changed = head.head + 1, head.hash, rows.inserts if place in rows.inserts else rows.updates
+        if body is None:
+            salt, digest = None, NO_BODY
+        else:
+            salt = next(salts)
+            digest = digest_body(salt, body)
+        # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
+        kind, version, term = event.KIND, event.VERSION, generation if stream == own else 0
+        chained = hash_event(previous, (stream, seq, kind, version, at, term, key, blob), facts, digest)
+        stored = Stored(stream, seq, kind, version, at, term, key, blob, facts, body, salt, digest, chained, event)
+        events.append(stored)
+        loaded[place] = changed[place] = StreamRow(stream, seq, chained, at)
+        project_event(event, stored, rows)
+    made = tuple(events[before:])
+    if made:
+        rows.earlier[key] = made if found is None else (*found, *made)
+    return Committed(made, False, first)  # noqa: FBT003
 
 
 def _find_repeated(write: Write, found: Sequence[Stored], rows: WorkingSet) -> tuple[Stored, ...]:
@@ -192,35 +215,3 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
     row = None if session is None or is_inbox(stream) else rows.get(SessionRow, session)
     if row is not None and (why := explain_newer_format(row)):
         raise LeaseLost(f"{why} Nothing was written.")
-
-
-def append_events(
-    drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
-) -> tuple[Stored, ...]:
-    """Link events to their streams, and change the rows as they say."""
-    key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events
-    before = len(events)
-    for draft in drafts:
-        event, facts = encode(draft.event)
-        stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
-        place: RowKey = (StreamRow, (stream,))
-        head = loaded.get(place)
-        if head is None:
-            rows.get(StreamRow, stream)
-            seq, previous = 1, CHAIN_START
-        else:
-            seq, previous = head.head + 1, head.hash
-        # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-        generation = 0 if lease is None or stream != session_stream(lease.session) else lease.generation
-        body_salt = None if body is None else salt(SALT_BYTES)
-        digest = NO_BODY if body is None or body_salt is None else digest_body(body_salt, body)
-        kind, version = event.KIND, event.VERSION
-        chained = hash_event(previous, (stream, seq, kind, version, at, generation, key, blob), facts, digest)
-        stored = Stored(
-            stream, seq, kind, version, at, generation, key, blob, facts, body, body_salt, digest, chained, event
-        )
-        events.append(stored)
-        loaded[place] = row = StreamRow(stream, seq, chained, at)
-        (rows.inserts if head is None or place in rows.inserts else rows.updates)[place] = row
-        project_event(event, stored, rows)
-    return tuple(events[before:])

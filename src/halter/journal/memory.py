@@ -191,10 +191,7 @@ class MemoryEngine:
         self._library: SqliteEngine | None = None
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        now, known = self._clock(), self._by_write
-        rows, loaded = self._rows, dict.fromkeys(keys)
-        for key in filter(rows.__contains__, loaded):
-            loaded[key] = rows[key]
+        now, known, loaded = self._clock(), self._by_write, dict(zip(keys, map(self._rows.get, keys), strict=True))
         return WorkingSet(
             loaded=loaded,
             now=now if self._latest <= now else find_latest_time(loaded, now),
@@ -203,19 +200,20 @@ class MemoryEngine:
 
     def save(self, changes: WorkingSet) -> None:
         """Apply all changes; nothing can fail half-way."""
+        inserts, rows, listed, streams = changes.inserts, self._rows, self._tables, self._streams
         for event in changes.events:
             if event.blob is not None and event.blob not in self._blobs:
                 raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
-        rows, listed, streams = self._rows, self._tables, self._streams
         with self._mirroring:
-            rows |= changes.inserts
+            rows |= inserts
             rows |= changes.updates
-            for key in changes.inserts:
+            for key in inserts:
                 if key[0] in listed:
                     listed[key[0]][key] = None
             for key in changes.deletes:
                 del rows[key]
-                listed.get(key[0], {}).pop(key, None)
+                if key[0] in listed:
+                    listed[key[0]].pop(key, None)
             for event in changes.events:
                 streams[event.stream].append(event)
             self._by_write |= changes.earlier

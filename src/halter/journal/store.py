@@ -8,12 +8,14 @@ import copy
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -40,7 +42,7 @@ from halter.core.ports import (
 )
 from halter.core.text import clean
 from halter.core.vocabulary import Row
-from halter.journal.apply import Applier, WriteAnswer, apply_write, list_needs
+from halter.journal.apply import SALT_BYTES, Applier, WriteAnswer, apply_write, list_needs
 from halter.journal.engine import (
     AnswerTogether,
     Busy,
@@ -156,20 +158,26 @@ MOST_DECISION_ATTEMPTS: Final = 20
 """How often a transaction is decided again because another process had just inserted one of its rows."""
 
 
-class SaltPool:
-    """Random bytes, drawn from the system many at a time, and by each process for itself. For one writer."""
+class _SaltPool:
+    """Random salts, drawn from the system many at a time; a copy of the process begins with none. For one writer."""
 
     def __init__(self) -> None:
-        self._drawn = b""
-        self._at = 0
-        self._process = 0
+        self.drawn: list[bytes] = []
+        _POOLS.add(self)
 
-    def draw(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._drawn) or self._process != os.getpid():
-            self._drawn, self._process, end = os.urandom(SALTS_DRAWN * size), os.getpid(), size
-        self._at = end
-        return self._drawn[end - size : end]
+    def draw(self) -> list[bytes]:
+        drawn = os.urandom(SALTS_DRAWN * SALT_BYTES)
+        self.drawn[:] = [drawn[start : start + SALT_BYTES] for start in range(0, len(drawn), SALT_BYTES)]
+        return self.drawn
+
+
+_POOLS: Final = WeakSet[_SaltPool]()
+os.register_at_fork(after_in_child=lambda: [pool.drawn.clear() for pool in _POOLS])
+
+
+def draw_salts() -> Iterator[bytes]:
+    """Salts without end. A list that was emptied is at its end for its iterator, too: then new ones are drawn."""
+    return chain.from_iterable(iter(_SaltPool().draw, None))
 
 
 class Observer(Protocol):
@@ -191,13 +199,13 @@ class _Journal:
         engine: Engine,
         *,
         inline: bool,
-        salt: Callable[[int], bytes],
+        salts: Iterator[bytes],
         applier: Applier,
         observers: Sequence[Observer],
     ) -> None:
         self.engine = engine
         self.inline = inline
-        self._salt = salt
+        self._salts = salts
         self._applier = applier
         self.observers = observers
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
@@ -399,7 +407,7 @@ class _Journal:
             rows = engine.begin(needed, keys, wait=wait)
             answers: list[WriteAnswer] = []
             for write in writes:
-                answers.append(self._applier(write, rows, self._salt))  # noqa: PERF401 It is one frame less.
+                answers.append(self._applier(write, rows, self._salts))  # noqa: PERF401 It is one frame less.
             if rows.events:
                 engine.save(rows)
         except BaseException:
@@ -543,9 +551,8 @@ class JournalStore:
         observers: Sequence[Observer] = (),
     ) -> None:
         self._engine = engine
-        self._journal = _Journal(
-            engine, inline=inline, salt=salt or SaltPool().draw, applier=applier, observers=observers
-        )
+        salts = draw_salts() if salt is None else iter(partial(salt, SALT_BYTES), None)
+        self._journal = _Journal(engine, inline=inline, salts=salts, applier=applier, observers=observers)
         self.retry: StoreRetry | None = None
         self._patient: tuple[Clock, StoreProblem, Self] | None = None
 
