@@ -60,6 +60,18 @@ async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, 
         assert heard(tuple(made.loop.messages)) == ["Look.", "Look again."]
 
 
+async def test_what_was_read_of_a_session_is_not_taken_for_what_it_is_later(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
+        begun = await open_session(desk.context, "Look.", "chat", "s")
+        await attend_session(desk.called("ada").context, "s")
+        made = await claim_session(desk.context, begun)
+        before = await made.running.look_back()
+        await say_to_session(desk.context, "s", "Look again.")
+        await made.conversation.attend()
+        assert await made.running.look_back() == await world.events("session:s") != before
+
+
 async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:
     agent = bench.agent(calls("look"), says("Nothing."), says("And here neither."))
 

@@ -193,6 +193,7 @@ class SessionRuntime:
         "inbox_head",
         "lease",
         "overrun",
+        "past",
         "redacted",
         "rested",
         "rested_at",
@@ -248,9 +249,12 @@ class SessionRuntime:
         """Called before the session ends: its other workers must stop, and settle what they hold."""
         self._doubts: tuple[InFlight, ...] | None = None
         self._looking_back: asyncio.Event | None = None
+        self.past: Sequence[Stored] = ()
+        """All events of the session, where they were just read under its lease."""
 
     async def look_back(self, begun: Sequence[Stored] = ()) -> list[Stored]:
-        events = list(begun) or await self.events()
+        events = list(begun or self.past) or await self.events()
+        self.past = ()
         self.state = replay(events)
         self._attempts, self._seen = self.state.attempts, self.state.inbox_seen
         # A later runtime of this session in this process must not reuse the names of its rests.
@@ -618,7 +622,7 @@ class SessionRuntime:
                     pass
         return "timer"
 
-    async def park(
+    async def park(  # noqa: PLR0913 Each is one thing that a rest may say.
         self,
         state: State,
         inbox_seen: int,
@@ -628,8 +632,9 @@ class SessionRuntime:
         resident: bool = False,
         trouble: str = "",
         sentence: str = "",
+        unless_news: bool = False,
     ) -> bool:
-        """Park the session; not where an unseen message has arrived.
+        """Park the session; not where a waking message has arrived that is not seen, or `unless_news`, anything.
 
         A resident session keeps its lease; any other is released. A `trouble` is told to people.
         """
@@ -644,7 +649,8 @@ class SessionRuntime:
             sentence=self.redacted(sentence),
         )
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
-        rests = bool((await self.commit(lifecycle.park_session(self.lease, key, parked))).events)
+        park = lifecycle.park_session(self.lease, key, parked, unless_news=unless_news)
+        rests = bool((await self.commit(park)).events)
         if rests:
             self._seen = inbox_seen
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)

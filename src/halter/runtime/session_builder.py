@@ -31,7 +31,7 @@ from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
 from halter.core.money import Cap, Caps, ScopedCap
-from halter.core.ports import Lease, Query, Store, Stored, read_body
+from halter.core.ports import Lease, Query, Store, Stored, read_body, read_stream
 from halter.core.provenance import Declaration
 from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
 from halter.core.schedules import Timing
@@ -521,7 +521,8 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     its events, if this process has just begun it.
     """
     app, store = context.app, context.store
-    began = await find_session_origin(context, row, begun)
+    past = begun or tuple(await read_stream(store, session_stream(row.session)))
+    began = await find_session_origin(context, row, past)
     common = answer is None and sensed is None and began.grants is None
     plan = _find_plan(context, row) if common else None
     tasking = TaskTools(context, row, began.trigger, began.documents) if plan is None or plan.reviews else None
@@ -531,6 +532,7 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     standing = resolve_standing(context, row, plan.phases[0], began)
     running = SessionRuntime(store, app.clock, context.guard(), lease, standing, plan.tools, waits)
     running.capped = watching.capped
+    running.past = () if begun else past
     aware, senses = plan.aware, NO_LIVE_CONTEXT
     if aware is None:
         aware = Awareness(HotState(plan.terms.pacing.fields), app.clock)

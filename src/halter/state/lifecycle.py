@@ -138,12 +138,15 @@ def reopen_session(session: str, key: str, by: str) -> Write:
     return Write(session_stream(session), key, decide)
 
 
-def park_session(lease: Lease, key: str, event: ev.SessionParked) -> Write:
-    """Park a session, unless a waking message arrived that it has not seen: then nothing is written."""
+def park_session(lease: Lease, key: str, event: ev.SessionParked, *, unless_news: bool = False) -> Write:
+    """Park a session, unless a waking message arrived that it has not seen: then nothing is written.
+
+    With `unless_news`, anything in its inbox that it has not seen keeps it from resting.
+    """
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, lease.session)
-        if row is not None and row.inbox_wake > event.inbox_seen:
+        if row is not None and (row.inbox_head if unless_news else row.inbox_wake) > event.inbox_seen:
             return []
         _check_state(rows, lease.session, event.state)
         return [Draft(event)]

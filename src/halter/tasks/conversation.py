@@ -265,13 +265,18 @@ class Conversation:
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested_after(self, park: Park) -> Conclusion | None:
-        """Parks the session after a turn, unless what it waits for came during the turn."""
+        """Parks the session after a turn, unless what it waits for came during the turn.
+
+        Where the turn has cleared all that was seen, the park itself finds out whether there is more to be read.
+        """
+        if self._loop.turn.cleared == self._seen and (came := await self._rested(park, unless_news=True)):
+            return came
         news = await self._news()
         if news.said or news.called or news.names & frozenset(park.wake_on):
             return await self._next_turn()
         return await self._rested(park)
 
-    async def _rested(self, park: Park) -> Conclusion | None:
+    async def _rested(self, park: Park, *, unless_news: bool = False) -> Conclusion | None:
         """Parks the session, unless something arrived at this very moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
         if not await self._running.park(
@@ -282,6 +287,7 @@ class Conversation:
             resident=self._resident,
             trouble=park.trouble,
             sentence=park.sentence,
+            unless_news=unless_news,
         ):
             return None
         self._loop.rest(park.trouble)
