@@ -64,6 +64,21 @@ def test_a_destination_that_was_said_goes_through_and_another_is_asked() -> None
     ]
 
 
+def test_what_the_person_says_after_a_call_was_judged_counts_for_the_next_one() -> None:
+    brake = tainted("Send a mail to bob@work.example that says hello")
+    assert reasons(brake, "mail", MAIL, {"to": "ann@work.example", "body": "hello"}) == ["unsaid"]
+    brake.hear("Send it to ann@work.example as well", PERSON)
+    for name in ("ann", "bob"):
+        assert reasons(brake, "mail", MAIL, {"to": f"{name}@work.example", "body": "hello"}) == []
+
+
+def test_figures_beside_a_number_that_a_read_goes_to_are_asked() -> None:
+    texts = Declaration(reads="anyone", reach="none", arguments={"phone": ArgumentUse("destination", "phone")})
+    brake = tainted("Look for new messages")
+    assert reasons(brake, "texts", texts, {"limit": 4638201957}) == []
+    assert reasons(brake, "texts", texts, {"phone": 4915112345, "limit": 4638201957}) == ["content"]
+
+
 def test_a_part_of_an_address_is_not_that_address() -> None:
     brake = tainted("Send a mail to dev@il.example.org that says hello")
     for value in ("ev@il.example.org", "dev@il.example", "il.example.org", "dev"):
@@ -259,6 +274,8 @@ def test_ten_megabytes_taint_and_mint_nothing() -> None:
     brake.observe("contacts", CONTACTS, {"query": "Sarah Baker"}, huge)
     assert reasons(brake, "mail", MAIL, {"to": "eve@evil.example", "body": "hello"}) == ["unsaid"]
     assert reasons(brake, "mail", MAIL, {"to": "eve@evil.example", "body": "x" * 10_000_000}) == ["unclear"]
+    halves = {"subject": "x" * 150_000, "body": "x" * 150_000}
+    assert reasons(brake, "mail", MAIL, {"to": "eve@evil.example", **halves}) == ["unclear"]
 
 
 def test_of_ten_thousand_records_only_the_named_one_is_minted() -> None:

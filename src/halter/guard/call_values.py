@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.guard.records import PLAIN, Leaf, iterate_leaves, plain_path
+from halter.guard.records import PLAIN, Leaf, list_leaves, plain_path
 from halter.guard.trusted_text import normalise_link, normalise_number, normalise_value
 
 PLACES: Final = ("destination", "target")
@@ -116,7 +116,7 @@ def iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iter
     for name, value in arguments.items():
         if type(value) in PLAIN or not isinstance(value, Mapping | list):
             continue
-        paths = (leaf.path for leaf in iterate_leaves(cast("Any", value), name, name))
+        paths = (leaf.path for leaf in list_leaves(cast("Any", value), name, name))
         keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
         for path, key in sorted(keys):
             if key and plain_path(path) not in declaration.arguments and not is_usual_field(key):

@@ -42,7 +42,7 @@ from halter.guard.call_values import (
     top_argument,
 )
 from halter.guard.choices import find_guarding_words, raises
-from halter.guard.records import PLAIN, Leaf, identifies, iterate_leaves, read_records
+from halter.guard.records import PLAIN, Leaf, identifies, list_leaves, read_records
 from halter.guard.trusted_text import (
     TrustedText,
     cut_atoms,
@@ -202,7 +202,7 @@ class Provenance:
         mints = reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased
         if reads not in ("nothing", "trusted") and result_text.strip():
             self._taint(result_text, tool)
-        leaves = tuple(iterate_leaves(arguments)) if mints or not was_clean else ()
+        leaves = list_leaves(arguments) if mints or not was_clean else []
         if not was_clean:
             self._utter(leaves)
         if mints:
@@ -220,7 +220,7 @@ class Provenance:
     def act(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> None:
         """An act was let through."""
         whole = {**declaration.defaults, **arguments}
-        uses = [(leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)]
+        uses = [(leaf, find_use(declaration, leaf)) for leaf in list_leaves(whole)]
         if declaration.reach != "none":
             self._acts |= name_acts(tool, declaration, uses)
         if not self.clean:
@@ -240,7 +240,7 @@ class Provenance:
     def approve(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
         """A person agreed to these values of a call; from now on each is said in such a call, as what it was shown."""
         whole = {**declaration.defaults, **arguments}
-        uses = {leaf.path: (leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)}
+        uses = {leaf.path: (leaf, find_use(declaration, leaf)) for leaf in list_leaves(whole)}
         places, code = list_destinations(uses.values()), join_code(uses.values())
         for flaw in flaws:
             leaf, use = uses.get(flaw.argument, (None, None))
@@ -270,16 +270,20 @@ class Provenance:
             return _NO_FLAWS
         # What a call leaves out has its default.
         whole = {**declaration.defaults, **arguments}
-        uses = [(leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)]
+        uses = [(leaf, find_use(declaration, leaf)) for leaf in list_leaves(whole)]
         plain = PLAIN.issuperset(map(type, arguments.values()))
         if not plain or not arguments.keys() <= declaration.arguments.keys():
             uses += [(leaf, _KEY) for leaf in iterate_keys(declaration, arguments)]
-        sizes = [len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)]
-        if len(uses) > MAX_ARGUMENTS or sum(sizes) > MAX_CONTENT:
+        size, leads = 0, False
+        for leaf, use in uses:
+            if isinstance(leaf.value, str):
+                size, leads = size + len(leaf.value), True
+            elif use.role == "destination":
+                leads = True
+        if len(uses) > MAX_ARGUMENTS or size > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
             # A read of figures alone, and from no address, carries nothing out.
-            leads = sizes or "destination" in [use.role for _, use in uses]
             return BrakeVerdict(tuple(self._judge_read(tool, uses))) if leads else _NO_FLAWS
         flaws = (
             *self._judge_act(tool, declaration, uses),
@@ -317,7 +321,7 @@ class Provenance:
     def _is_approved(self, text: str) -> bool:
         return normalise_value(text) in self._agreed
 
-    def _is_grounded(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> bool:
+    def _is_grounded(self, declaration: Declaration, leaves: Iterable[Leaf]) -> bool:
         """Whether a look-up was made with the person's words and numbers alone; how many are shown says nothing."""
         for leaf in leaves:
             if isinstance(leaf.value, str):

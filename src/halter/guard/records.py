@@ -25,19 +25,19 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
 
-def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf]:
+def list_leaves(value: Any, field: str = "", path: str = "") -> list[Leaf]:
     """The values of arguments or of a record, each with the name of its field and its path; what is empty is one."""
     fields: dict[str, Any] = value
     if type(value) is dict and not path and PLAIN.issuperset(map(type, fields.values())):
-        yield from [Leaf(key, key, part) for key, part in fields.items()]
-        return
+        return [Leaf(key, key, part) for key, part in fields.items()]
+    leaves: list[Leaf] = []
     stack: list[tuple[Any, str, str]] = [(value, field, path)]
     while stack:
         found, name, place = stack.pop()
         if isinstance(found, str):
-            yield Leaf(name, place, found)
+            leaves.append(Leaf(name, place, found))
         elif not found and isinstance(found, Mapping | list | tuple):
-            yield Leaf(name, place, None)
+            leaves.append(Leaf(name, place, None))
         elif isinstance(found, Mapping):
             items = cast("Mapping[Any, Any]", found).items()
             stack.extend([(part, str(key), f"{place}.{key}" if place else str(key)) for key, part in items][::-1])
@@ -45,7 +45,8 @@ def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf
             parts = cast("list[Any]", found)
             stack.extend((part, name, f"{place}[{number}]") for number, part in reversed(tuple(enumerate(parts))))
         else:
-            yield Leaf(name, place, found)
+            leaves.append(Leaf(name, place, found))
+    return leaves
 
 
 def plain_path(path: str) -> str:
@@ -83,7 +84,7 @@ def _split_records(value: Any) -> Iterator[tuple[Leaf, ...]]:
             stack.extend((part, key if isinstance(part, dict) else "") for key, part in within.items())
             if len(within) < len(fields):
                 own = {key: part for key, part in fields.items() if key not in within} if within else fields
-                yield (*((Leaf(name, name, name),) if name else ()), *iterate_leaves(own))
+                yield (*((Leaf(name, name, name),) if name else ()), *list_leaves(own))
         else:
             yield (Leaf(name, name, found),)
 
