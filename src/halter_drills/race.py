@@ -76,8 +76,8 @@ class CheckThenSpend(Till):
             return await super().admit(lease, asked)
         found = await self._store.ask(Query("budgets", BudgetRow))
         rows = {row.key(): row for row in found}
-        empty = [BudgetRow(leg.scope, leg.window, leg.unit) for leg in asked.legs]
-        verdict = reserve(asked.legs, [rows.get(row.key(), row) for row in empty])
+        empty = [(leg, BudgetRow(leg.scope, leg.window, leg.unit)) for leg in asked.legs]
+        verdict = reserve([(leg, rows.get(row.key(), row)) for leg, row in empty])
         if isinstance(verdict, MustWait):
             return StillHeld(asked.call)
         legs = remove_caps(asked.legs)

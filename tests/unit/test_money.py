@@ -112,39 +112,39 @@ def test_what_is_shown_is_exact(micros: int) -> None:
 def test_an_amount_fits_or_waits_for_holds_or_reaches_the_cap(
     amount: int, cap: int | None, spent: int, held: int, verdict: type
 ) -> None:
-    answer = reserve([leg(amount, cap)], [budget(spent, held)])
+    answer = reserve([(leg(amount, cap), budget(spent, held))])
     assert type(answer) is verdict
 
 
 def test_holds_are_not_spend_so_a_budget_full_of_holds_makes_wait_and_does_not_end_anything() -> None:
-    answer = reserve([leg(1 * DOLLAR, 25 * DOLLAR)], [budget(spent=0, held=25 * DOLLAR)])
+    answer = reserve([(leg(1 * DOLLAR, 25 * DOLLAR), budget(spent=0, held=25 * DOLLAR))])
     assert isinstance(answer, MustWait)
 
 
 def test_a_cap_that_is_reached_anywhere_outranks_a_wait_elsewhere() -> None:
     rows = {"session": budget(held=10), "fleet": budget(spent=10)}
     for order in itertools.permutations(rows):
-        answer = reserve([leg(5, 10, scope) for scope in order], [rows[scope] for scope in order])
+        answer = reserve([(leg(5, 10, scope), rows[scope]) for scope in order])
         assert isinstance(answer, CapReached)
         assert answer.leg.scope == "fleet"
 
 
 def test_the_word_of_a_person_binds_whatever_the_configuration_says() -> None:
     lowered, lifted = budget(spent=3, cap=5, by="mara"), budget(spent=3, cap=None, by="mara")
-    assert isinstance(reserve([leg(3, 100)], [lowered]), CapReached)
-    assert isinstance(reserve([leg(3, 1)], [lifted]), Reserved)
+    assert isinstance(reserve([(leg(3, 100), lowered)]), CapReached)
+    assert isinstance(reserve([(leg(3, 1), lifted)]), Reserved)
 
 
 def test_the_configuration_of_whoever_asks_binds_where_no_person_spoke() -> None:
-    assert isinstance(reserve([leg(3, 100)], [budget(spent=3, cap=5)]), Reserved)
-    assert isinstance(reserve([leg(3, 5)], [budget(spent=3, cap=100)]), CapReached)
+    assert isinstance(reserve([(leg(3, 100), budget(spent=3, cap=5))]), Reserved)
+    assert isinstance(reserve([(leg(3, 5), budget(spent=3, cap=100))]), CapReached)
 
 
 @given(AMOUNTS, AMOUNTS, AMOUNTS, CAPS)
 def test_nothing_is_admitted_above_a_cap_and_nothing_that_fits_is_refused(
     amount: int, spent: int, held: int, cap: int | None
 ) -> None:
-    match reserve([leg(amount, cap)], [budget(spent, held)]):
+    match reserve([(leg(amount, cap), budget(spent, held))]):
         case Reserved():
             assert cap is None or spent + held + amount <= cap
         case MustWait():

@@ -215,10 +215,10 @@ CARVED_CAP: Final = "carved"
 BudgetOf = Callable[[Leg], BudgetRow]
 
 
-def reserve(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> Reserved | MustWait | CapReached:
+def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | MustWait | CapReached:
     """Decide whether all legs fit their budgets; a cap reached anywhere outranks a wait elsewhere."""
     waiting: MustWait | None = None
-    for leg, budget in zip(legs, budgets, strict=True):
+    for leg, budget in budgets:
         cap = budget.cap if budget.cap_by else leg.cap
         if cap is None:
             continue
@@ -227,7 +227,7 @@ def reserve(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> Reserved | Mus
             return CapReached(leg, cap, budget)
         if leg.amount > left - budget.held and waiting is None:
             waiting = MustWait(leg, budget)
-    return waiting or Reserved(tuple(legs))
+    return waiting or Reserved(tuple([leg for leg, _ in budgets]))
 
 
 NEAR_CAP_PERCENT: Final = 80

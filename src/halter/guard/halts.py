@@ -91,17 +91,14 @@ def read_cancelled_effect(cancelled: asyncio.CancelledError) -> CancelledEffect:
     return found if isinstance(found, CancelledEffect) else CancelledEffect()
 
 
-class _Flight:
+class _Flight(msgspec.Struct, eq=False):
     """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it."""
 
-    __slots__ = ("deadline", "halted", "late", "scopes", "task")
-
-    def __init__(self, task: asyncio.Task[Any], scopes: tuple[str, ...], deadline: float) -> None:
-        self.task = task
-        self.scopes = scopes
-        self.deadline = deadline
-        self.halted = ""
-        self.late = False
+    task: asyncio.Task[Any]
+    scopes: tuple[str, ...]
+    deadline: float
+    halted: str = ""
+    late: bool = False
 
 
 class HaltWatch:
@@ -128,8 +125,8 @@ class HaltWatch:
         Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled; else what the effect
         raises.
         """
-        task: Any = asyncio.current_task()
-        loop: asyncio.AbstractEventLoop = task.get_loop()
+        loop = asyncio.get_running_loop()
+        task: Any = asyncio.current_task(loop)
         flight = _Flight(task, scopes, loop.time() + allowed / SECOND)
         self._flights[flight] = None
         if self._timer is None or flight.deadline < self._next or self._loop is not loop:

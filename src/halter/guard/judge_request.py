@@ -44,7 +44,6 @@ from halter.guard.judge import (
     find_spendable_budgets,
     list_halt_rows,
     lower_legs_to_policy,
-    remove_caps,
 )
 
 MIN_OUTPUT_TOKENS: Final = 256
@@ -161,8 +160,7 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
         return [_make_request_refusal(asking, "external_halt", halt)]
     hold = asking.terms or asking.hold
     legs = lower_legs_to_policy(hold.legs, rows)
-    budgets = find_spendable_budgets(rows, asking.kept, legs)
-    usd, tokens = _least_unspent(legs, budgets)
+    budgets, usd, tokens = find_spendable_budgets(rows, asking.kept, legs)
     waived: tuple[Outcome, ...] = ()
     if asking.flaw is not None or isinstance(asking.rates, Unpriced):
         for refusal in _find_refusals(asking, usd):
@@ -173,31 +171,15 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     if ends_at is not None and ends_at <= rows.now:
         return []
     fitting = _fit_output(asking, usd, tokens, rows.now)
-    verdict = _reserve_budget(legs, budgets, fitting)
+    verdict = _reserve_budget(budgets, fitting)
     if asking.observe:
         if isinstance(verdict, CapReached):
             waived = (*waived, "cost_cap_reached")
         fitting = _bound_attempt(asking, asking.max_output_tokens, rows.now, left=None)
-        verdict = _reserve_budget(remove_caps(legs), budgets, fitting)
+        verdict = _reserve_budget(budgets, fitting, capped=False)
     if isinstance(verdict, Reserved):
         return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
     return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
-
-
-def _least_unspent(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> tuple[int | None, int | None]:
-    """The dollars and the tokens that the tightest cap leaves; None where no cap binds."""
-    usd: int | None = None
-    tokens: int | None = None
-    for leg, budget in zip(legs, budgets, strict=True):
-        cap = budget.cap if budget.cap_by else leg.cap
-        if cap is None:
-            continue
-        left = cap - budget.spent
-        if leg.unit == "usd":
-            usd = left if usd is None or left < usd else usd
-        else:
-            tokens = left if tokens is None or left < tokens else tokens
-    return usd, tokens
 
 
 def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
@@ -248,17 +230,16 @@ def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None)
 
 
 def _reserve_budget(
-    legs: Sequence[Leg], budgets: Sequence[BudgetRow], fitting: Estimate
+    budgets: Sequence[tuple[Leg, BudgetRow]], fitting: Estimate, *, capped: bool = True
 ) -> Reserved | MustWait | CapReached:
     """Spread an amount over its accounts; nothing is held where there is nothing to hold."""
-    held: list[Leg] = []
-    found: list[BudgetRow] = []
-    for leg, budget in zip(legs, budgets, strict=True):
-        amount = fitting.usd if leg.unit == "usd" else fitting.tokens
+    held: list[tuple[Leg, BudgetRow]] = []
+    usd, tokens = fitting.usd, fitting.tokens
+    for leg, budget in budgets:
+        amount = usd if leg.unit == "usd" else tokens
         if amount:
-            held.append(Leg(leg.scope, leg.window, leg.unit, leg.cap, amount))
-            found.append(budget)
-    return reserve(held, found)
+            held.append((Leg(leg.scope, leg.window, leg.unit, leg.cap if capped else None, amount), budget))
+    return reserve(held)
 
 
 def _refuse_at_cap(asking: RequestAttempt, verdict: CapReached) -> Sequence[Draft]:

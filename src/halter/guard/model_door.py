@@ -223,16 +223,13 @@ class _RequestInFlight(msgspec.Struct, frozen=True):
     values: Mapping[str, str]
 
 
-class _RequestIntent:
+class _RequestIntent(msgspec.Struct):
     """The write that admits a request or refuses it; `waited` counts its waits for a rate."""
 
-    __slots__ = ("asking", "hold_rows", "lease", "waited")
-
-    def __init__(self, lease: Lease, asking: RequestAttempt, waited: int) -> None:
-        self.lease = lease
-        self.asking = asking
-        self.waited = waited
-        self.hold_rows: tuple[RowKey, ...] = ()
+    lease: Lease
+    asking: RequestAttempt
+    waited: int
+    hold_rows: tuple[RowKey, ...] = ()
 
     def write(self, now: int, first: Write | None = None) -> Write:
         asking = self.asking = self.asking.at(now)
@@ -486,7 +483,7 @@ def _make_attempt(
         own["min_output_tokens"] = request.min_output_tokens
     if hidden is not None:
         own["anonymized"] = hidden.counts
-    return msgspec.structs.replace(
+    attempt = msgspec.structs.replace(
         terms.base,
         request=name,
         purpose=request.purpose,
@@ -496,8 +493,8 @@ def _make_attempt(
         optional=request.optional,
         body=record[0],
         blob=record[1],
-        **own,
     )
+    return msgspec.structs.replace(attempt, **own) if own else attempt
 
 
 def _price_answer(flying: _RequestInFlight, usage: Usage | None) -> tuple[int | None, int | None]:

@@ -384,15 +384,15 @@ def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, own:
     """What calls of the tool have in common, with what is this one's own."""
     if call.tool != terms.spec.name:
         own["tool"] = clean(call.tool)[:200]
-    return msgspec.structs.replace(
+    request = msgspec.structs.replace(
         terms.base,
         call=call.id,
         arguments=arguments,
         now=now,
         purpose=call.purpose,
         parallel_group=call.parallel_group,
-        **own,
     )
+    return msgspec.structs.replace(request, **own) if own else request
 
 
 def _make_unknown_request(standing: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str]) -> CallRequest:

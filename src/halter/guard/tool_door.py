@@ -263,19 +263,16 @@ class _PreparedLook(NamedTuple):
     act: ToolAction | None
 
 
-class _CallIntent:
+class _CallIntent(msgspec.Struct):
     """The write that admits a call or refuses it, decided at the moment at which it is tried."""
 
-    __slots__ = ("_attempt", "asked", "lease")
-
-    def __init__(self, lease: Lease, asked: CallRequest, attempt: int) -> None:
-        self.lease = lease
-        self._attempt = attempt
-        self.asked = asked
+    lease: Lease
+    asked: CallRequest
+    attempt: int
 
     def write(self, now: int, first: Write | None = None) -> Write:
         asked = self.asked = self.asked.at(now)
-        key, decide = f"{asked.call}/asked/{self._attempt}", partial(judge_call, asked)
+        key, decide = f"{asked.call}/asked/{self.attempt}", partial(judge_call, asked)
         return Write(session_stream(self.lease.session), key, decide, list_call_rows(asked), self.lease, (), first)
 
 

@@ -41,7 +41,7 @@ def start_child(
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        verdict = reserve(event.carved, [budget_row(rows, leg) for leg in event.carved])
+        verdict = reserve([(leg, budget_row(rows, leg)) for leg in event.carved])
         match verdict:
             case Reserved():
                 beginning = [Draft(event, task, blob), *more]

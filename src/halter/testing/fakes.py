@@ -433,7 +433,7 @@ def decide_hold(intent: Intent, rows: Rows, body: bytes | None = None, blob: Dig
     if has_past_window(intent.legs, rows.now):
         return []
     legs = lower_legs_to_policy(intent.legs, rows)
-    verdict = reserve(legs, [budget_row(rows, leg) for leg in legs])
+    verdict = reserve([(leg, budget_row(rows, leg)) for leg in legs])
     match verdict:
         case Reserved():
             return [Draft(msgspec.structs.replace(intent, legs=verdict.legs), body, blob)]
