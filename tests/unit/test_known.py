@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from halter.core.errors import StoreError
 from halter.core.events import Unknown
 from halter.core.ids import StreamId, WorkerId
 from halter.core.ports import Stored, Write
@@ -16,7 +18,7 @@ from halter.core.vocabulary import RowKey
 from halter.guard.halts import halt
 from halter.journal.apply import Changes, WorkingSet
 from halter.journal.engine import MOST_CACHED_ROWS, MOST_CACHED_WRITES, RowCache
-from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite import ForkSafeConnection, SqliteEngine
 from halter.journal.store import JournalStore
 
 FLEET: RowKey = (HaltRow, ("fleet",))
@@ -115,6 +117,13 @@ def seen(engine: SqliteEngine) -> object:
         return engine.begin([FLEET]).loaded[FLEET]
     finally:
         engine.rollback()
+
+
+def seen_by_write(engine: SqliteEngine) -> tuple[object, object]:
+    """The halt of the fleet and the head of its stream, as a write finds them that changes nothing."""
+    loaded = engine.begin([FLEET, (StreamRow, ("fleet",))]).loaded
+    engine.commit()
+    return loaded[FLEET], loaded[StreamRow, ("fleet",)]
 
 
 def test_two_processes_on_one_file_see_what_the_other_wrote(engine: Callable[[], SqliteEngine]) -> None:
@@ -234,6 +243,63 @@ async def test_a_write_that_was_undone_is_made_the_second_time(
         with pytest.raises(ZeroDivisionError):
             await store.commit(halt_write("second"))
     assert not (await store.commit(halt_write("second"))).repeated
+
+
+async def test_what_was_undone_is_not_known_after_a_write_that_decides_nothing(
+    engine: Callable[[], SqliteEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine()
+    store = JournalStore(made, inline=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(made, "commit", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await store.commit(halt("fleet", "ada", "first"))
+    await store.commit(Write(StreamId("fleet"), "nothing", lambda _: [], [FLEET]))
+    assert seen_by_write(made) == (None, None)
+
+
+async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: Path) -> None:
+    losing: list[str] = []
+
+    class LosesAnswer(ForkSafeConnection):
+        def fetch(self, sql: str, parameters: Any = ()) -> list[Any]:
+            rows = super().fetch(sql, parameters)
+            if sql in losing:
+                losing.remove(sql)
+                raise sqlite3.OperationalError("disk I/O error")
+            return rows
+
+    def connect(path: str) -> ForkSafeConnection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=LosesAnswer)
+
+    made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
+    store = JournalStore(made, inline=True)
+    await store.commit(Write(StreamId("fleet"), "nothing", lambda _: [], [FLEET]))
+    losing.append("COMMIT")
+    with pytest.raises(StoreError):
+        await store.commit(halt("fleet", "ada", "first"))
+    halted, head = seen_by_write(made)
+    assert isinstance(halted, HaltRow)
+    assert isinstance(head, StreamRow)
+    assert (await store.commit(halt("fleet", "ada", "first"))).repeated
+    await store.close()
+
+
+def test_rows_that_are_made_anew_are_looked_up_again(engine: Callable[[], SqliteEngine]) -> None:
+    made = engine()
+    written(made, HALTED)
+    made.replace(lambda _: [RESUMED])
+    assert seen_by_write(made)[0] == RESUMED
+
+
+async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before_those_it_finds(tmp_path: Path) -> None:
+    times: list[int] = []
+    for now in (1_000_000, 1_000):
+        engine = SqliteEngine(str(tmp_path / "halter.db"), now=lambda now=now: now, new_id=lambda: "store")
+        store = JournalStore(engine, inline=True)
+        times.append((await store.commit(halt_write(f"at {now}"))).events[0].at)
+        await store.close()
+    assert times == [1_000_000, 1_000_000]
 
 
 def test_of_a_long_stream_the_store_is_asked() -> None:
