@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.ids import SessionId, WorkerId
-from halter.core.messages import Prompt, make_user_message
+from halter.core.messages import Message, Prompt, Text, ToolCall, make_user_message
 from halter.core.ports import Lease
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
@@ -378,3 +378,17 @@ def test_a_message_that_takes_another_one_s_place_is_masked_wherever_it_stands()
         masked = masker.prompt(lease, Prompt(messages=tuple(replaced))).messages
         assert "open-sesame" not in repr(masked)
         assert [*masked[:place], *masked[place + 1 :]] == [*replaced[:place], *replaced[place + 1 :]]
+
+
+def test_a_part_that_is_known_to_be_clean_hides_no_other() -> None:
+    masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
+    for tool, arguments in (("look", "{}"), ("open-sesame", "{}"), ("look", '{"at": "open-sesame"}')):
+        asked = make_user_message("go"), Message("assistant", (Text("Well.", "model"), ToolCall("c", tool, arguments)))
+        assert "open-sesame" not in repr(masker.prompt(lease, Prompt(system="one", messages=asked)))
+
+
+def test_the_facts_of_a_prompt_without_any_other_secret_are_masked() -> None:
+    masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
+    for door in ("shut", "open-sesame", "open-sesame"):
+        prompt = Prompt(system="one", messages=(make_user_message("go"),), facts={"door": door})
+        assert "open-sesame" not in repr(masker.prompt(lease, prompt))
