@@ -52,7 +52,8 @@ class Bench:
             more["model"] = self.models[-1]
         if fallback:
             more["fallback_models"] = [Scripted(fallback, self.clock, ModelName("scripted", "second"))]
-        more = {"clock": self.clock, "lease": 3600, "environ": {"HOME": str(self.folder)}, "person": "ada", **more}
+        home = {"HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / ".local" / "state")}
+        more = {"clock": self.clock, "lease": 3600, "environ": home, "person": "ada", **more}
         return Agent("desk", store=self.file, **more)
 
     async def person(self, *writes: Any) -> None:
