@@ -5,15 +5,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from library_bench import Bench
-from loops import calls, says
+from library_bench import PRICED, Bench
+from loops import calls, says, used
 
+from halter import Agent
 from halter.core.messages import Message, Text
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt
+from halter.loop.decide import FINAL_ANSWER
 from halter.loop.history import find_calling_session
+from halter.models.scripted import Scripted
 from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
 from halter.state import lifecycle
 from halter.testing.world import World
@@ -136,3 +139,47 @@ async def test_tools_that_change_between_two_runs_are_those_of_the_next_session(
         await agent.run("go", deps="there")
     offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].asked]
     assert offered == [{"ask_user", "read_output", "look_here"}, {"ask_user", "read_output", "look_there"}]
+
+
+async def test_a_run_whose_answer_has_a_form_leaves_none_to_the_next(bench: Bench) -> None:
+    agent = bench.agent(calls((FINAL_ANSWER, {"value": 3})), says("Three."), calls((FINAL_ANSWER, {"value": 4})))
+    async with agent:
+        results = [await agent.run("Count.", output_type=kind) for kind in (int, None, int)]
+    assert [result.output or result.text for result in results] == [3, "Three.", 4]
+    offered = [{spec.name for spec in prompt.tools} for prompt in bench.models[0].asked]
+    assert [FINAL_ANSWER in names for names in offered] == [True, False, True]
+
+
+async def test_what_one_run_asks_of_another_agent_is_not_asked_for_the_next(bench: Bench) -> None:
+    words = [says("Here."), says("There.")]
+    scout = Agent("scout", model=Scripted(words, bench.clock), store=bench.file, environ={"HOME": str(bench.folder)})
+    lines = [calls(("ask_scout", {"task": "Look."})), says("Done.")]
+    async with bench.agent(*lines, *lines, agents=[scout]) as agent:
+        for name in ("one", "two"):
+            await agent.run("Look.", id=name)
+    assert [one["parent"] for one in bench.facts("session_started") if one["agent"] == "scout"] == ["one", "two"]
+
+
+async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_is_withdrawn(bench: Bench) -> None:
+    asked = asyncio.Event()
+    agent = bench.agent(
+        calls("look", usage=used(4000, 99_500)),
+        says("Never said."),
+        fleet=PRICED,
+        max_cost_usd=1,
+        limits={"on_cap": "ask"},
+        waits=lambda *_: asked.set(),
+    )
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look() -> str:
+        """Look."""
+        return "nothing"
+
+    async with agent:
+        running = asyncio.ensure_future(agent.run("look"))
+        await asked.wait()
+        await bench.person(halt("agent:desk", "ada", "h1"))
+        result = await running
+    assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
+    assert len(bench.facts("decision_withdrawn")) == 1
