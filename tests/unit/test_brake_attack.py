@@ -196,6 +196,17 @@ def test_digits_in_a_detail_leave_with_what_others_see() -> None:
     assert reasons(tainted("Post hello on the board"), "post", board, {"text": "hello", "date": "463820"})
 
 
+def test_figures_leave_with_a_read_that_calls_a_number() -> None:
+    uses = {"phone": ArgumentUse("destination", "phone"), "code": ArgumentUse("content")}
+    calling, counting = (
+        Declaration(reads="anyone", reach="none", arguments=given) for given in (uses, {"code": ArgumentUse("content")})
+    )
+    brake = tainted("Look up whose number that is")
+    assert reasons(brake, "look_up", calling, {"phone": 4930901820, "code": 4638207151}) == ["content"]
+    assert reasons(brake, "look_up", calling, {"phone": 4930901820, "code": [46, 38, 20, 71]}) != []
+    assert reasons(brake, "count", counting, {"code": 4638207151}) == []
+
+
 @pytest.mark.parametrize("amount", ["1,0000", "1.000"])
 def test_an_amount_that_can_be_read_in_two_ways_is_asked_about(amount: str) -> None:
     brake = tainted("Pay 1 to the account DE89370400440532013000")
