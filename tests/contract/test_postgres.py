@@ -94,6 +94,25 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
     await other.close()
 
 
+async def test_a_process_that_notifies_itself_still_waits_for_others(postgres_schema_url: str) -> None:
+    ids = SortableIds(CLOCK.now)
+    engine = PostgresEngine(postgres_schema_url, new_id=ids.new)
+    own, other = JournalStore(engine), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
+
+    def note(stream: StreamId, key: str) -> Write:
+        return Write(stream, key, lambda _: [Draft(CallStarted(call=key, tool="search"))])
+
+    engine.wait_for_others(0)
+    await own.commit(note(FLEET, "mine"))
+    waiting = asyncio.create_task(asyncio.to_thread(engine.wait_for_others, 60))
+    for number in range(3):
+        await own.commit(note(FLEET, f"mine again {number}"))
+    await other.commit(note(ONE, "theirs"))
+    assert [(change.stream, change.head) for change in await waiting] == [(ONE, 1)]
+    await own.close()
+    await other.close()
+
+
 def test_hints_are_split_to_fit_into_notifications() -> None:
     heads = {StreamId(f"session:{number:0100}"): number for number in range(MOST_STREAMS_HINTED)}
     told = format_hints(heads)

@@ -216,3 +216,17 @@ async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(wor
     spent = (await story.receipt()).spent_by_purpose_usd
     assert spent["simulation"] == Decimal("0.005")
     assert spent["turn"] == Decimal("0.0061")
+
+
+async def test_a_prediction_that_passes_the_cap_ends_the_session_after_its_call(world: World) -> None:
+    story = Story(world, [CLEANING, say("Never said.", USED)], kind="task", more="policy: {simulate: always}")
+    story.policy = resolve_policy(
+        parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")),
+        parse_agent(load_bytes(b"name: desk\npolicy: {simulate: always}\n", "agent.yaml")),
+    )
+    story.price = Price(Decimal(10), Decimal(10))
+    dear = say("It will be gone.", Usage(200, 10_000_000))
+    story.simulates = Scripted([dear], world.clock, ModelName("s", "m9"))
+    came = await story.run("Clean up the disk.")
+    assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
+    assert [part.text for part in story.results()] == ["wiped"]
