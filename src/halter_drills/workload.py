@@ -31,19 +31,19 @@ from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, 
 from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule, ToolsSpec
 from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
-from halter.guard import judge, judge_request, model_door, tool_door
+from halter.guard import judge, judge_request, tool_door
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import StillHeld
 from halter.guard.judge import CallRequest
 from halter.guard.judge_request import RequestAttempt
 from halter.guard.ledger import ActualResult, Ledger, change_cap
-from halter.guard.model_door import RefusedRequest
+from halter.guard.model_door import RefusedRequest, read_request_refusal
 from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.lifecycle import end_session, park_session, post_wake, start_child, start_session, wake_session
-from halter.state.session import InFlight, Session, fold
+from halter.state.session import InFlight, Session, fold, track_request
 from halter.testing.fakes import Relay
 from halter_drills.drill import DrillBroken
 
@@ -194,13 +194,11 @@ def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InF
     """Read the decision from what was written; None while a rate limit applies."""
     if isinstance(asked, CallRequest):
         return tool_door.read_call_admission(committed)
-    match model_door.read_request_admission(committed):
-        case model_door.AdmittedRequest(flight):
-            return flight
-        case RefusedRequest() as refused:
-            return refused
-        case _:
-            return None
+    stored = committed.events[0]
+    if isinstance(stored.event, RequestStarted):
+        return track_request(stored.event, stored)
+    refused = read_request_refusal(committed)
+    return refused if isinstance(refused, RefusedRequest) else None
 
 
 class FlatRate(msgspec.Struct, frozen=True):

@@ -203,20 +203,13 @@ class FailedRequest(msgspec.Struct, frozen=True):
 RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
 
 
-class AdmittedRequest(msgspec.Struct, frozen=True, gc=False):
-    """The intent is committed and its money is held."""
-
-    flight: InFlight
-    max_output_tokens: int
-
-
 class _RequestInFlight(msgspec.Struct, frozen=True):
     """A request in flight: its price, its permit, and the values of its placeholders."""
 
     lease: Lease
     flight: InFlight
     request: ModelRequest
-    max_output_tokens: int
+    sent: Prompt
     rates: ModelPrices | Unpriced
     began: int
     permit: Permit
@@ -278,36 +271,13 @@ class ModelDoor:
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit a request or refuse it; the outcome is in the journal when this returns."""
-        now = self._clock.now()
-        terms = standing.terms_of_model(model, self._prices, now)
-        prompt = self._masks.prompt(lease, request.prompt)
-        hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
-        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
-        kept = request.record
-        body = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
-        record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
-        asking = _make_attempt(terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
-        admitted = await self._admit(lease, asking, terms, waited)
-        if not isinstance(admitted, AdmittedRequest):
-            return admitted
-        began = self._clock.now()
-        permit = Permit(admitted.flight.id, began + request.timeout, _NO_SECRETS)
-        flying = _RequestInFlight(
-            lease,
-            admitted.flight,
-            request,
-            admitted.max_output_tokens,
-            asking.rates,
-            began,
-            permit,
-            _NO_VALUES if hidden is None else hidden.values,
-        )
-        sent = prompt if hidden is None else hidden.prompt
-        if sent.max_output_tokens != admitted.max_output_tokens:
-            sent = msgspec.structs.replace(sent, max_output_tokens=admitted.max_output_tokens)
-        if request.listen is None:
+        flying = await self._admit(lease, standing, request, model, attempt, waited)
+        if not isinstance(flying, _RequestInFlight):
+            return flying
+        sent, permit, listen = flying.sent, flying.permit, request.listen
+        if listen is None:
             return await self._answer(flying, model.ask(sent, permit, None), standing.scopes)
-        return await self._stream(flying, request.listen, lambda hear: model.ask(sent, permit, hear), standing.scopes)
+        return await self._stream(flying, listen, lambda hear: model.ask(sent, permit, hear), standing.scopes)
 
     async def halted(self, scopes: Sequence[str]) -> str | None:
         """The first of these scopes that is halted."""
@@ -332,13 +302,23 @@ class ModelDoor:
             voice.finish(whole=whole)
 
     async def _admit(
-        self, lease: Lease, asking: RequestAttempt, terms: RequestTerms, waited: int
-    ) -> AdmittedRequest | RequestOutcome:
+        self, lease: Lease, standing: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
+    ) -> _RequestInFlight | RequestOutcome:
         """Decide in one short transaction, again while other holds are in the way.
 
-        Each wait for a rate is a decision of its own, which is read again after a crash.
+        Each wait for a rate is a decision of its own, which is read again after a crash. What only the decision needs
+        is gone with this frame while the model answers.
         """
-        now, patience = asking.now, 0 if asking.optional else self._patience
+        now = self._clock.now()
+        terms = standing.terms_of_model(model, self._prices, now)
+        prompt = self._masks.prompt(lease, request.prompt)
+        hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
+        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
+        kept = request.record
+        body = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
+        record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
+        asking = _make_attempt(terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
+        patience = 0 if asking.optional else self._patience
         while True:
             intent = _RequestIntent(lease, asking, waited)
             committed = await self._ledger.commit_intent(intent, patience, now)
@@ -347,34 +327,38 @@ class ModelDoor:
             stored = committed.events[0]
             started = stored.event
             if isinstance(started, ev.RequestStarted):
-                where = terms.accounts
-                if intent.asking is not asking:
-                    where = list_accounts(asking.caps, asking.spender, intent.asking.now)
-                flight = track_request(started, stored, where, intent.hold_rows)
-                admitted = AdmittedRequest(flight, started.max_output_tokens)
-                before = await self._settled_before(admitted, committed, lease) if committed.repeated else None
-                return before or admitted
-            answer = read_request_admission(committed)
-            if not isinstance(answer, ev.GuardrailTriggered):
+                break
+            answer = read_request_refusal(committed)
+            if isinstance(answer, RefusedRequest):
                 return answer
             until = answer.until or 0
             if not committed.repeated or until > self._clock.now():
                 return RateUsedUp(asking.request, until, waited)
             waited, now = waited + 1, 0
+        where, most = terms.accounts, started.max_output_tokens
+        if intent.asking is not asking:
+            where = list_accounts(asking.caps, asking.spender, intent.asking.now)
+        flight = track_request(started, stored, where, intent.hold_rows)
+        if committed.repeated and (before := await self._settled_before(flight, most, committed, lease)):
+            return before
+        values, sent = (_NO_VALUES, prompt) if hidden is None else (hidden.values, hidden.prompt)
+        if sent.max_output_tokens != most:
+            sent = msgspec.structs.replace(sent, max_output_tokens=most)
+        began = self._clock.now()
+        permit = Permit(flight.id, began + request.timeout, _NO_SECRETS)
+        return _RequestInFlight(lease, flight, request, sent, asking.rates, began, permit, values)
 
     async def _settled_before(
-        self, admitted: AdmittedRequest, committed: Committed, lease: Lease
+        self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
-        stored = await find_outcome(self._store, session_stream(lease.session), admitted.flight)
+        stored = await find_outcome(self._store, session_stream(lease.session), flight)
         if stored is not None and isinstance(stored.event, ev.RequestSettled):
-            answer = restore_request_outcome(
-                stored.event, await read_body(self._store, stored), admitted.max_output_tokens
-            )
+            answer = restore_request_outcome(stored.event, await read_body(self._store, stored), max_output_tokens)
             return msgspec.structs.replace(answer, repeated=True)
         if any(event.generation != lease.generation for event in committed.events):
             error = "An earlier owner of this session began it; its outcome is unknown."
-            return FailedRequest(admitted.flight.id, "unknown", error, may_retry=True)
+            return FailedRequest(flight.id, "unknown", error, may_retry=True)
         return None
 
     async def _answer(
@@ -421,7 +405,8 @@ class ModelDoor:
         settled = self._ledger.defer_settlement(lease, flight, truth) if flying.request.goes_on else None
         if settled is None:
             settled = await self._ledger.settle(lease, flight, truth)
-        return AnsweredRequest(flight.id, reply, settled.usd, flying.max_output_tokens, settled.overrun, settled.tokens)
+        most = flying.sent.max_output_tokens
+        return AnsweredRequest(flight.id, reply, settled.usd, most, settled.overrun, settled.tokens)
 
     async def _failed(self, flying: _RequestInFlight, truth: ActualResult) -> FailedRequest:
         settled = await self._ledger.settle(flying.lease, flying.flight, truth)
@@ -539,7 +524,7 @@ def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualRes
         return truth
     if not report.final:
         # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
-        most = max(usage.output_tokens, flying.max_output_tokens)
+        most = max(usage.output_tokens, flying.sent.max_output_tokens)
         usage = flying.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=most))
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
@@ -564,12 +549,10 @@ def restore_request_outcome(
     )
 
 
-def read_request_admission(committed: Committed) -> AdmittedRequest | RefusedRequest | ev.GuardrailTriggered:
+def read_request_refusal(committed: Committed) -> RefusedRequest | ev.GuardrailTriggered:
     cap: ev.CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case ev.RequestStarted() as started:
-                return AdmittedRequest(track_request(started, stored), started.max_output_tokens)
             case ev.CostCapReached() as reached:
                 cap = reached
             case ev.GuardrailTriggered() as waits:
