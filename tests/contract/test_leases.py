@@ -29,6 +29,13 @@ async def start(store: JournalStore, session: str, **facts: Any) -> None:
     await store.commit(lifecycle.start_session(event))
 
 
+async def start_owned(store: JournalStore, owner: WorkerId = ANNA) -> Lease:
+    event = SessionStarted(session=ONE, agent="watcher", kind="autonomous", started_by="a person")
+    lease = Lease(ONE, owner, 1)
+    await store.commit(lifecycle.start_session(event, owner=lease))
+    return lease
+
+
 async def claim_one(store: JournalStore, worker: WorkerId = ANNA) -> Lease:
     (lease,) = await store.claim(worker, 10)
     return lease
@@ -65,6 +72,27 @@ async def test_what_is_claimed_is_given_to_nobody_else(store: JournalStore) -> N
     await claim_one(store)
     assert await store.claim(BERT, 10) == []
     assert await store.claim(ANNA, 10) == []
+
+
+async def test_what_begins_with_its_owner_is_given_to_nobody_else(store: JournalStore) -> None:
+    await store.beat(ANNA)
+    own = await start_owned(store)
+    assert ((await session(store)).owner, (await session(store)).generation) == (ANNA, 1)
+    assert [await store.claim(BERT, 10), await store.claim(BERT, 1, ONE), await store.claim(ANNA, 1, ONE)] == [[]] * 3
+    assert (await store.commit(writing(own))).events[0].generation == 1
+
+
+async def test_what_began_with_an_owner_that_died_is_taken_over_and_its_start_repeated_changes_nothing(
+    place: "Place",
+) -> None:
+    store = place.open(lease=AT_ONCE)
+    await store.beat(ANNA)
+    own = await start_owned(store)
+    assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
+    await start_owned(store)
+    assert ((await session(store)).owner, (await session(store)).generation) == (BERT, 2)
+    with pytest.raises(LeaseLost):
+        await store.commit(writing(own))
 
 
 async def test_the_longest_due_comes_first_and_no_more_than_asked_for(store: JournalStore) -> None:

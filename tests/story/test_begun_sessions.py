@@ -1,14 +1,18 @@
 """A session that a process has just begun is not read back, and still misses nothing that others did meanwhile."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import sqlite3
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
 from library_bench import PRICED, Bench
 from loops import calls, says, used
+from msgspec.structs import replace
 
 from halter import Agent
+from halter.core.errors import ConfigError
+from halter.core.ids import WorkerId, session_stream
 from halter.core.messages import Message, Text
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
@@ -19,6 +23,7 @@ from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
 from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
 from halter.state import lifecycle
+from halter.testing.fakes import Crash
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool
 from tests.story.fronts import front
@@ -46,6 +51,57 @@ async def test_the_row_of_a_begun_session_is_that_of_the_store(world: World, tmp
         assert [stored.hash for stored in begun.events] == [stored.hash for stored in await world.events("session:s")]
         again = await open_session(desk.context, "Look.", kind, "s")
         assert (again.row(), again.events) == (None, ())
+
+
+async def owner_of(world: World, session: str) -> tuple[str, int]:
+    (row,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
+    return row.owner, row.generation
+
+
+async def test_a_session_that_is_attended_where_it_begins_is_owned_from_its_first_event(
+    world: World, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = await open_session(desk.context, "Look.", "task", attends=True)
+        assert await owner_of(world, begun.session) == (desk.context.worker, 1)
+        assert await world.store.claim(WorkerId("other"), 1, begun.session) == []
+        made = await claim_session(desk.context, begun)
+        assert (await made.conversation.attend()).state == "COMPLETED"
+
+
+async def test_one_of_two_calls_with_the_same_id_attends_the_session(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = [await open_session(desk.context, "Look.", "task", "s", attends=True) for _ in range(2)]
+        assert await owner_of(world, "s") == ("", 0)
+        impatient = replace(desk.context, patience=0)
+        await claim_session(impatient, begun[0])
+        with pytest.raises(ConfigError, match="another process works on it"):
+            await claim_session(impatient, begun[1])
+
+
+def test_a_session_is_attended_where_it_begins_though_the_answer_to_its_start_was_lost(tmp_path: Path) -> None:
+    with World(crash=Crash(1, "answer_lost")) as world:
+
+        async def run() -> list[str]:
+            async with AsyncExitStack() as stack:
+                desk = await front(stack, world, tmp_path)
+                begun = await open_session(desk.context, "Look.", "task", attends=True)
+                made = await claim_session(desk.context, begun)
+                assert (await made.conversation.attend()).state == "COMPLETED"
+                return [stored.kind for stored in await world.events(session_stream(begun.session))]
+
+        kinds = world.run(run())
+    assert (kinds.count("session_started"), kinds[-1]) == (1, "session_ended")
+
+
+async def test_a_program_is_known_to_its_store_before_it_owns_a_session(bench: Bench) -> None:
+    """The store finds only those dead that it has heard of."""
+    async with bench.agent(says("Done.")) as agent:
+        with closing(sqlite3.connect(bench.file)) as file:
+            assert file.execute("SELECT COUNT(*) FROM workers WHERE alive_until > 0").fetchone() == (1,)
+        assert (await agent.run("Look.")).ok
 
 
 async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, tmp_path: Path) -> None:

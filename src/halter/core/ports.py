@@ -194,7 +194,8 @@ class Write(msgspec.Struct, frozen=True):
 
     `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure. `reads` are
     the rows that it reads or that its events change, beyond the stream's head and the session's own row. `first` is
-    another write by the same owner that is done just before, in the same transaction: both or neither.
+    another write by the same owner that is done just before, in the same transaction: both or neither. A write that
+    begins a session may give it its first owner, whose lease it `takes`.
     """
 
     stream: StreamId
@@ -204,6 +205,7 @@ class Write(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     others: Sequence[StreamId] = ()
     first: "Write | None" = None
+    takes: Lease | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

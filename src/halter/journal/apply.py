@@ -185,6 +185,8 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         project_event(event, stored, rows)
     made = tuple(events[before:])
     if made:
+        if (taken := write.takes) is not None and (row := rows.get(SessionRow, taken.session)) is not None:
+            rows.put(msgspec.structs.replace(row, owner=taken.worker, generation=taken.generation))
         rows.earlier[key] = made if found is None else (*found, *made)
     return Committed(made, False, first)  # noqa: FBT003
 

@@ -174,6 +174,8 @@ class AgentProgram(ABC):
             app.trouble.tell = options.get("tell", ignore_problem)
             await stack.enter_async_context(trace_process(app, _LOG.warning))
             await stack.enter_async_context(keep_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
+            # Before it owns a session: see `start_session`.
+            await app.patient().beat(worker)
             agent, models = await self._assembled(app, stack)
             yield AgentContext(app, agent, models, worker, lease + SECOND)
 
@@ -686,7 +688,7 @@ async def _send_message(
 
     if not session:
         given = sessions.read_given_messages(context, history, files) if history or files else ()
-        return await sessions.open_session(context, message, kind, new, history=given)
+        return await sessions.open_session(context, message, kind, new, history=given, attends=True)
     if history or files:
         raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
     await sessions.reopen_agent_session(context, session)

@@ -142,10 +142,11 @@ class PrecedingSession(msgspec.Struct, frozen=True):
 
 
 class BegunSession(msgspec.Struct, frozen=True):
-    """A session to attend. One that this process has just begun comes with all of its events."""
+    """A session to attend. One that this process has just begun comes with all of its events, and maybe its lease."""
 
     session: SessionId
     events: tuple[Stored, ...] = ()
+    lease: Lease | None = None
 
     def row(self) -> SessionRow | None:
         """The row of one that has only begun, as the store has it."""
@@ -172,10 +173,14 @@ async def open_session(
     session: str = "",
     before: PrecedingSession | None = None,
     history: Sequence[Message] = (),
+    *,
+    attends: bool = False,
 ) -> BegunSession:
     """Starts a session; `text` opens its first turn. Starting the same session again changes nothing.
 
     The handover from the session `before` was written by a model, so it is not trusted. A `history` is a program's.
+    A caller that `attends` it itself gets its lease with the start, unless the id was given: another call with the same
+    id may be at work on it.
     """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
@@ -191,12 +196,15 @@ async def open_session(
         given = await offload_body(store, msgspec.json.encode(messages))
         more = [Draft(HistoryGiven(messages=len(messages), denied=has_denial(messages)), *given), *more]
     body = to_body(redact(text))
-    committed = await store.commit(lifecycle.start_session(event, *await offload_body(store, body), more))
-    if committed.repeated:
-        return BegunSession(SessionId(event.session))
+    new = SessionId(event.session)
+    lease = Lease(new, context.worker, 1) if attends and not session else None
+    committed = await store.commit(lifecycle.start_session(event, *await offload_body(store, body), more, lease))
+    if committed.repeated and lease is None:
+        return BegunSession(new)
     if kind == "chat":
-        await _pass_on(context, event.session, text)
-    return BegunSession(SessionId(event.session), committed.events)
+        await _pass_on(context, new, text)
+    # No other call knows a new id: if the write was repeated, only the answer to it was lost.
+    return BegunSession(new, committed.events, lease)
 
 
 def make_begun_row(event: SessionStarted, at: int) -> SessionRow:
@@ -343,7 +351,9 @@ async def claim_session(
     """
     session = begun.session
     row = begun.row() or await _read_open_row(context, session)
-    lease = await take_lease(context.store, context.app.clock, context.worker, session, context.patience)
+    lease = begun.lease
+    if lease is None:
+        lease = await take_lease(context.store, context.app.clock, context.worker, session, context.patience)
     if lease is None:
         raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
     events = begun.events if lease.generation == 1 else ()

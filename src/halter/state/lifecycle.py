@@ -18,12 +18,20 @@ ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "
 
 
 def start_session(
-    event: ev.SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+    event: ev.SessionStarted,
+    task: bytes | None = None,
+    blob: Digest | None = None,
+    more: Sequence[Draft] = (),
+    owner: Lease | None = None,
 ) -> Write:
-    """Begin an independent session; a large task is stored as a blob first. `more` is written with the start."""
+    """Begin an independent session; a large task is stored as a blob first. `more` is written with the start.
+
+    With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
+    store never heard of is never found dead.
+    """
     event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT))
     drafts = [Draft(event, task, blob), *more]
-    return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts)
+    return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts, takes=owner)
 
 
 def start_child(
