@@ -322,7 +322,8 @@ async def test_a_store_tells_its_observers_and_flushes_them_when_it_closes(desk:
     assert desk.heads() == [{"fleet": 1}, {"fleet": 3}]
 
 
-async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk") -> None:
+@pytest.mark.parametrize("commits_before", [0, 2])
+async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk", commits_before: int) -> None:
     flushed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -339,9 +340,13 @@ async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk") -> None:
                 loop.call_soon_threadsafe(flushed.set)
 
     engine = MemoryEngine(now=lambda: desk.now, new_id=lambda: desk.store_id)
-    store = JournalStore(engine, observers=[Timed()])
+    store = JournalStore(engine)
+    for number in range(commits_before):
+        await store.commit(note(f"before{number}"))
+    store.observe(Timed())
     await store.commit(note("key"))
-    await flushed.wait()
+    async with asyncio.timeout(30):
+        await flushed.wait()
     await store.close()
 
 

@@ -234,7 +234,7 @@ class _Journal:
             return self.told(self.run([write])[0])
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
-        if task is last and not self._busy and self._timers:
+        if task is last and not self._busy and (self._timers or not self.observers):
             if self._is_others_turn():
                 await asyncio.sleep(0)
             try:
