@@ -18,6 +18,10 @@ from halter.guard.sentences import find_amounts, leave_out_forbidden, leave_out_
 _GRAM: Final = 4
 """The longest phrase that is indexed whole; a longer one must consist of indexed ones."""
 
+_MOST_SHARED: Final = 32
+"""Texts whose index is kept: every session of an agent begins with the same instructions."""
+_LONGEST_SHARED: Final = 20_000
+
 _SHORTEST_STEM: Final = 3
 _GROUP: Final = 3
 _LONGEST_NUMBER: Final = 30
@@ -287,6 +291,18 @@ class TrustedText:
 
     def add(self, text: str) -> None:
         """Hear a text. What it forbids lends its words to contents, and names nothing."""
+        index = _index_text if len(text) <= _LONGEST_SHARED else _index_text.__wrapped__
+        said, before = vars(index(text)), len(self._figures)
+        for name in _SETS:
+            getattr(self, name).update(said[name])
+        self._figures += said["_figures"]
+        for number, phrases in said["_beside"].items():
+            self._beside.setdefault(number, set()).update(phrases)
+        for word, sentences in said["_asking"].items():
+            self._asking.setdefault(word, set()).update([before + sentence for sentence in sentences])
+
+    def read(self, text: str) -> None:
+        """Index a text, sentence by sentence."""
         named = leave_out_forbidden(text)
         for part in _QUOTED.findall(named):
             value = normalise_value(part)
@@ -462,6 +478,17 @@ class TrustedText:
 
     def has_link(self, link: str) -> bool:
         return link in self._links
+
+
+_SETS: Final = tuple(name for name, value in vars(TrustedText()).items() if isinstance(value, set))
+
+
+@lru_cache(maxsize=_MOST_SHARED)
+def _index_text(text: str) -> TrustedText:
+    """The index of one text alone. It is never changed: sessions that hear the same text take it from here."""
+    said = TrustedText()
+    said.read(text)
+    return said
 
 
 def _find_names(text: str) -> set[str]:
