@@ -20,7 +20,16 @@ from halter.core.messages import Message, Prompt, Text, ToolCall, make_user_mess
 from halter.core.ports import Lease
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
-from halter.redaction.redact import PromptMasker, Redactor, is_secret_name
+from halter.redaction.redact import (
+    LONGEST_KNOWN,
+    MOST_CHARACTERS,
+    MOST_TEXTS,
+    CleanTexts,
+    PromptMasker,
+    Redactor,
+    SecretSpan,
+    is_secret_name,
+)
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
 PLAIN = Redactor({})
@@ -392,3 +401,36 @@ def test_the_facts_of_a_prompt_without_any_other_secret_are_masked() -> None:
     for door in ("shut", "open-sesame", "open-sesame"):
         prompt = Prompt(system="one", messages=(make_user_message("go"),), facts={"door": door})
         assert "open-sesame" not in repr(masker.prompt(lease, prompt))
+
+
+class Scanned(Redactor):
+    """Counts how often it looks through a text."""
+
+    scans = 0
+
+    def spans(self, data: bytes) -> list[SecretSpan]:
+        self.scans += 1
+        return super().spans(data)
+
+
+def test_a_long_text_without_a_secret_is_looked_through_once() -> None:
+    redactor = Scanned({"door": "open-sesame"})
+    masker, lease = PromptMasker(redactor.redact), Lease(SessionId("s"), WorkerId("w"), 1)
+    text = redactor.redact("word " * 2000)
+    for now in ("noon", "one"):
+        ending = make_user_message(now)
+        assert masker.prompt(lease, Prompt(messages=(make_user_message(text), ending))).messages[-1] == ending
+    assert redactor.scans == 1 + len(("noon", "one"))
+
+
+def test_what_is_known_of_clean_texts_has_an_end() -> None:
+    known = CleanTexts()
+    for number in range(3 * MOST_TEXTS):
+        known.remember(str(number))
+        assert str(number) in known
+        assert len(known) <= MOST_TEXTS
+    for number in range(3 * MOST_CHARACTERS // LONGEST_KNOWN):
+        known.remember(str(number).ljust(LONGEST_KNOWN))
+        assert sum(map(len, known)) <= MOST_CHARACTERS
+    known.remember("x" * (LONGEST_KNOWN + 1))
+    assert max(map(len, known)) == LONGEST_KNOWN

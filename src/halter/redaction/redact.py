@@ -42,8 +42,10 @@ _HEAD: Final = 2
 _SPACED: Final = 12
 """The longest character in a spelling with spaces or line breaks; other spellings are never cut."""
 _P = TypeVar("_P", bound=Part)
-_MEMORY: Final = 1024
-_SHORT: Final = 4096
+MOST_TEXTS: Final = 1024
+MOST_CHARACTERS: Final = 1 << 22
+"""How many texts, and of how many characters together, are known to hold no secret."""
+LONGEST_KNOWN: Final = 1 << 16
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 _REFERENCE: Final = b"${"
 _STAND_IN: Final = b"xxxxxx"
@@ -92,6 +94,21 @@ def select_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in environment if is_secret_name(name)}
 
 
+class CleanTexts(set[str]):
+    """Texts that hold no secret: each is looked through once, and leaves in many ways. Too many are forgotten."""
+
+    _characters = 0
+
+    def remember(self, text: str) -> None:
+        if len(text) > LONGEST_KNOWN or text in self:
+            return
+        self._characters += len(text)
+        if len(self) >= MOST_TEXTS or self._characters > MOST_CHARACTERS:
+            self.clear()
+            self._characters = len(text)
+        self.add(text)
+
+
 class Redactor:
     """Takes secrets out of text.
 
@@ -108,26 +125,18 @@ class Redactor:
             _make_mark(name) for name in (*(family.name for family in SECRET_FAMILIES), *likely, *secrets)
         )
         self._shapes = _compile_families()
-        self._innocent: set[str] = set()
+        self._clean = CleanTexts()
 
     def redact(self, text: str) -> str:
         """Replace each secret by a mark such as `[redacted:github]`. Never raises."""
-        if text in self._innocent:
+        if text in self._clean:
             return text
         data = to_body(text)
         spans = self.spans(data)
         if spans:
             return hide_spans(data, spans).decode("utf-8", "surrogatepass")
-        self._remember(text)
+        self._clean.remember(text)
         return text
-
-    def _remember(self, text: str) -> None:
-        """Remember a clean text: it is redacted again on every way out."""
-        if len(text) > _SHORT:
-            return
-        if len(self._innocent) >= _MEMORY:
-            self._innocent.clear()
-        self._innocent.add(text)
 
     def spans(self, data: bytes) -> list[SecretSpan]:
         """Find the ranges to hide, in order, without overlaps, in text encoded by `to_body`."""
@@ -172,7 +181,7 @@ def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
     return b"".join(kept)
 
 
-@lru_cache(_MEMORY)
+@lru_cache(MOST_TEXTS)
 def _make_mark(name: str) -> bytes:
     return (
         _OPENING
@@ -381,13 +390,13 @@ class _LastRequest:
 class PromptMasker:
     """Masks requests of sessions and their answers: each begins as the one before it, and only what is new is masked.
 
-    The last request of a session is cached while its lease object lives. Short texts that hold no secret are known.
+    The last request of a session is cached while its lease object lives. Texts that hold no secret are known.
     """
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
         self._last: WeakKeyDictionary[Lease, _LastRequest] = WeakKeyDictionary()
-        self._clean: set[str] = set()
+        self._clean = CleanTexts()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
         last = self._last.get(lease)
@@ -432,23 +441,19 @@ class PromptMasker:
         """Mask every text of a message; the same tuple, if there is nothing to mask."""
         clean = self._clean
         for part in parts:
-            if (part.arguments if isinstance(part, ToolCall) else part.text) not in clean:
-                break
-            if isinstance(part, ToolCall) and part.tool not in clean:
+            if type(part) is not ToolCall:
+                if part.text not in clean:
+                    break
+            elif part.tool not in clean or part.arguments not in clean:
                 break
         else:
             return parts
         masked = _mask_parts(parts, self._redact)
         if masked is parts:
-            self._remember(parts)
+            for part in parts:
+                for text in (part.tool, part.arguments) if isinstance(part, ToolCall) else (part.text,):
+                    clean.remember(text)
         return masked
-
-    def _remember(self, parts: tuple[Part, ...]) -> None:
-        if len(self._clean) >= _MEMORY:
-            self._clean.clear()
-        for part in parts:
-            said = (part.tool, part.arguments) if isinstance(part, ToolCall) else (part.text,)
-            self._clean.update(text for text in said if len(text) <= _SHORT)
 
 
 def mask_message(message: Message, redact: Redact) -> Message:
