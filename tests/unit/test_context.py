@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.agent_spec import BrainSpec, ContextStrategy, ToolCalls
-from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, make_user_message
+from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
 from halter.loop.history import (
+    LONGEST_RESULT,
     MARKER_TOKENS,
     TARGET_FILL,
     Cut,
@@ -317,6 +318,19 @@ def test_cuts_are_rare() -> None:
         cuts.add(session.cut)
     written = sum(map(measure_message, session.history))
     assert 2 < len(cuts) <= 2 + written / (20_000 * (1 - TARGET_FILL))
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+@pytest.mark.parametrize("longer", [0, 1, LONGEST_RESULT])
+def test_a_result_is_shown_at_its_longest_and_counted_as_it_is_shown(longer: int, letter: str) -> None:
+    transcript, text = Transcript(), letter * (LONGEST_RESULT + longer)
+    transcript.add(Message("user", (ToolResult("c", "read", "ok", text), Text("Well."))))
+    (message,) = transcript.sent
+    shown, _ = message.parts
+    assert isinstance(shown, ToolResult)
+    assert len(shown.text) <= LONGEST_RESULT
+    assert (shown.text == text) == (not longer)
+    assert transcript.size == bound_message_tokens(message)
 
 
 def build(transcript: Transcript, ending: str, tool_calls: ToolCalls) -> tuple[Message, ...]:

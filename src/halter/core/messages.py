@@ -6,7 +6,7 @@ plus a generous allowance for a provider's own wrapping.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from halter.core.usage import ModelName, RequestExtras, Usage
 from halter.core.vocabulary import Origin, Outcome
 
 
+@final
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
     """Text. `reason` marks an internal message, which is not shown to people; `source` names who or what wrote it.
 
@@ -37,6 +38,7 @@ VOLATILE: Final = "volatile"
 """The reason of text that is true only for one request. It stands last, behind everything that a provider can cache."""
 
 
+@final
 class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True, gc=False):
     """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
 
@@ -49,6 +51,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_d
     group: int = 0
 
 
+@final
 class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True, gc=False):
     """The result of a call, as its model sees it."""
 
@@ -127,7 +130,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def text(self) -> str:
         text = ""
         for part in self.parts:
-            if isinstance(part, Text):
+            if type(part) is Text:
                 text += part.text
         return text
 
@@ -193,13 +196,14 @@ def bound_prompt_tokens(prompt: Prompt) -> int:
 def bound_message_tokens(message: Message) -> int:
     size = MESSAGE_OVERHEAD
     for part in message.parts:
-        text = part.arguments if isinstance(part, ToolCall) else part.text
+        # Of a struct that it is none, `isinstance` takes long to find out.
+        text = part.arguments if type(part) is ToolCall else part.text
         size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else len(to_body(text)))
-        if not isinstance(part, Text):
+        if type(part) is Text:
+            size += part.tokens
+        else:
             name = part.id + part.tool
             size += len(name) if name.isascii() else len(to_body(name))
-        elif part.tokens:
-            size += part.tokens
     return size
 
 

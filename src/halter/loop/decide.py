@@ -58,20 +58,19 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
 
     Every field has its length before it, so that no two lists of fields look the same.
     """
+    printed: dict[str, list[bytes]] = {}
+    for result in results:
+        outcome, text = result.outcome.encode(), to_body(result.text)
+        printed.setdefault(result.id, []).append(b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text))
     steps: list[bytes] = []
     for call in calls:
         tool, arguments = to_body(call.tool), _canonical(call.arguments)
         step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
-        for each in sorted([_print_result(result) for result in results if result.id == call.id]):
+        for each in sorted(printed.get(call.id, ())):
             step += b"%d:%b" % (len(each), each)
         steps.append(step)
     steps.sort()
     return hashlib.sha256(b"".join([b"%d:%b" % (len(step), step) for step in steps])).hexdigest()
-
-
-def _print_result(result: ToolResult) -> bytes:
-    outcome, text = result.outcome.encode(), to_body(result.text)
-    return b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text)
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:

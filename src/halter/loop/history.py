@@ -341,14 +341,15 @@ class Transcript:
 
     def add(self, message: Message) -> None:
         """Add a message; consecutive messages to the model are merged."""
+        size = bound_message_tokens(message)
+        if size > LONGEST_RESULT:
+            message = shorten_results(message, LONGEST_RESULT)
+            size = bound_message_tokens(message)
         for part in message.parts:
-            if isinstance(part, ToolResult):
-                if len(part.text) > LONGEST_RESULT:
-                    message = shorten_results(message, LONGEST_RESULT)
-            elif isinstance(part, Text) and part.tokens:
+            if type(part) is Text and part.tokens:
                 self.audio += count_audio_tokens((Message(message.role, (part,)),))
         self.messages.append(message)
-        self.size += bound_message_tokens(message)
+        self.size += size
         sent = self.sent
         if message.role == "user" and sent and sent[-1].role == "user":
             sent[-1] = Message("user", (*sent[-1].parts, *message.parts))

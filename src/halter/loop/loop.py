@@ -116,6 +116,7 @@ class TurnLoop:
         "_away",
         "_chance",
         "_clock",
+        "_listen",
         "_make_brake",
         "_mind",
         "_names",
@@ -125,7 +126,6 @@ class TurnLoop:
         "_senses",
         "_session",
         "_start",
-        "_streams",
         "_thinking",
         "_watching",
         "_window",
@@ -150,9 +150,10 @@ class TurnLoop:
         self._chance = chance
         self._senses = senses
         self._watching = watching
+        streams = thinking.mind.streaming if thinking.mind.streaming is not None else self.rules.kind == "chat"
+        self._listen = watching.listen if streams else None
         # No callback receives outcomes. Otherwise these must be durable first.
         self._away = watching.said is _ignore_words and watching.did is _ignore_answer
-        self._streams = thinking.mind.streaming if thinking.mind.streaming is not None else self.rules.kind == "chat"
         self._names = thinking.names
         self._offered = thinking.offered
         self._session = running.lease.session
@@ -317,7 +318,7 @@ class TurnLoop:
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
         facts, last = self._senses.facts(), turn.wrapping
         built = build_prompt(self._start, transcript, self._mind, volatile, nonce, facts, last_words=last)
-        listen, timeout = self._watching.listen if self._streams else None, MODEL_REQUEST_TIMEOUT
+        timeout = MODEL_REQUEST_TIMEOUT
         if self.rules.timeout:
             timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
         request = ModelRequest(
@@ -327,10 +328,10 @@ class TurnLoop:
             record=RequestRecord(built.ending, nonce),
             input_tokens=self._window.bound(model, built.size),
             audio_tokens=transcript.audio,
-            listen=listen,
+            listen=self._listen,
             discards=bool(turn.failures),
             nonce=nonce,
-            goes_on=self._away and listen is None,
+            goes_on=self._away and self._listen is None,
         )
         return request, built.size
 

@@ -318,15 +318,14 @@ class SessionRuntime:
 
     def _count_attempts(self, call: Call) -> int:
         """How often a call was tried; one that was staged, also in another process, was tried once."""
-        return max(self._attempts.get(call.id, 0), call.stage == "over")
+        return self._attempts.get(call.id) or int(call.stage == "over")
 
     def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
-        if isinstance(answer, StillHeld):
-            return answer
-        needs_person = isinstance(answer, NeedsPerson)
-        if needs_person or answer.outcome in REFUSAL_OUTCOMES:
-            self._asks = self._asks or needs_person
+        if not isinstance(answer, Answer) or answer.outcome in REFUSAL_OUTCOMES:
+            if isinstance(answer, StillHeld):
+                return answer
+            self._asks = self._asks or isinstance(answer, NeedsPerson)
             self._attempts = {**self._attempts, call.id: self._count_attempts(call) + 1}
         if answer.simulation:
             self.foreseen[answer.call] = answer.simulation
@@ -360,7 +359,9 @@ class SessionRuntime:
                 if isinstance(each, Answer):
                     answers[each.call] = each
                     usd += each.cost_micros
-                passed = passed and isinstance(each, Answer) and each.cap is None
+                    passed = passed and each.cap is None
+                else:
+                    passed = False
             self._spend(usd, beside.tokens)
             if passed and not overrun and len(calls) == 1:
                 return list(answers.values())
