@@ -397,3 +397,14 @@ async def test_two_tasks_of_one_program_do_not_see_each_other(bench: Bench) -> N
         results = await asyncio.gather(*(agent.run(f"task {number}") for number in range(5)))
     assert len({result.session for result in results}) == 5
     assert sorted(result.text for result in results) == [f"answer {number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("name", ["mine/in", "/in", "mine\x00", "\ud800"])
+async def test_an_id_that_would_touch_another_session_or_fits_no_store_is_refused(bench: Bench, name: str) -> None:
+    agent = bench.agent(says("Hello."), says("Never said."))
+    async with agent:
+        await agent.run("Hello?", id="mine")
+        before = (bench.facts("session_started"), await agent.history("mine"))
+        with pytest.raises(ConfigError, match="cannot be the id of a session"):
+            await agent.run("Hello?", id=name)
+        assert (bench.facts("session_started"), await agent.history("mine")) == before

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import msgspec
 
 from halter.core import events as ev
-from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
+from halter.core.errors import ConfigError
+from halter.core.ids import Digest, inbox_stream, is_inbox, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow
+from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
 
@@ -29,9 +31,19 @@ def start_session(
     With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
     store never heard of is never found dead.
     """
+    _check_id(event.session)
     event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT))
     drafts = [Draft(event, task, blob), *more]
     return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts, takes=owner)
+
+
+def _check_id(session: str) -> None:
+    """Refuse an id whose stream would be the inbox of another session, or that no store keeps as it is."""
+    if is_inbox(session_stream(session)) or clean(session) != session:
+        raise ConfigError(
+            f"{session!r} cannot be the id of a session: it must not hold NUL or lone surrogates, and "
+            "must not end with /in."
+        )
 
 
 def start_child(
