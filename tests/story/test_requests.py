@@ -125,6 +125,16 @@ def test_a_model_is_asked_between_its_intent_and_its_outcome_and_costs_what_it_u
     live(story)
 
 
+async def test_a_cost_for_which_nothing_was_held_counts_where_it_would_have_been_held(world: World) -> None:
+    desk, model = await desk_in(world), answers("Nothing.", "Nothing.", world=world)
+    await desk.asks(model, prompt=prompt(most=0), input_tokens=0)
+    assert (await desk.started()).legs == ()
+    await desk.asks(model, attempt=1)
+    for scope in SCOPES:
+        row = await desk.budget(scope)
+        assert (row.spent, row.held) == (240, 0)
+
+
 async def test_what_was_sent_and_what_was_answered_can_be_read_in_the_journal(world: World) -> None:
     desk = await desk_in(world)
     long = "A long tale. " * 10_000

@@ -234,9 +234,9 @@ NEAR_CAP_PERCENT: Final = 80
 """A budget is near its cap when this much of it is spent or held."""
 
 
-def is_near_cap(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> bool:
+def is_near_cap(budgets: Iterable[tuple[Leg, BudgetRow]]) -> bool:
     """Whether any of the budgets is near the cap in force; a rate comes back by itself and does not count."""
-    for leg, budget in zip(legs, budgets, strict=True):
+    for leg, budget in budgets:
         cap = budget.binding(leg.cap)
         if cap is not None and not leg.is_rate and (budget.spent + budget.held) * 100 >= cap * NEAR_CAP_PERCENT:
             return True

@@ -94,7 +94,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     model: str
-    purpose: Purpose
+    purpose: Purpose = "turn"
     spender: Spender
     caps: Caps
     now: int

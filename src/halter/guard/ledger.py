@@ -194,26 +194,19 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
     return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
-def _list_settled_rows(flight: InFlight, truth: ActualResult, usd: int) -> Sequence[RowKey]:
-    """The rows that settling reads or changes; a call without a hold or a cost has at most its line of the audit."""
-    rows = flight.rows
+def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
+    rows: Sequence[RowKey] = flight.rows
+    others: tuple[StreamId, ...] = ()
+    # A call without a hold or a cost has at most its line of the audit.
     if not rows and (flight.legs or usd):
         rows = rows_of_hold(flight.id, flight.legs or flight.accounts)
     if truth.audited:
         rows = (*rows, (AuditRow, (flight.id,)))
-    return (*rows, *_list_effect_rows(truth.happened)) if truth.happened else rows
-
-
-def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
-    happened = truth.happened
-    return Write(
-        session_stream(lease.session),
-        f"{flight.id}/settled/{flight.seq}",
-        partial(settle_flight, flight, truth, usd, tokens),
-        _list_settled_rows(flight, truth, usd),
-        lease,
-        tuple(dict.fromkeys(StreamId(each.stream) for each in happened if each.stream)) if happened else (),
-    )
+    if truth.happened:
+        rows = (*rows, *_list_effect_rows(truth.happened))
+        others = tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
+    stream, key = session_stream(lease.session), f"{flight.id}/settled/{flight.seq}"
+    return Write(stream, key, partial(settle_flight, flight, truth, usd, tokens), rows, lease, others)
 
 
 class Intent(Protocol):
@@ -326,7 +319,7 @@ class Ledger:
         legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            tell(is_near_cap(legs, [budget_row(rows, leg) for leg in legs]))
+            tell(is_near_cap([(leg, budget_row(rows, leg)) for leg in legs]))
             return write.decide(rows)
 
         return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *map(budget_key, legs)))
@@ -334,7 +327,7 @@ class Ledger:
     async def near_budget(self, caps: Caps, spender: Spender) -> bool:
         """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
         legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
-        return is_near_cap(legs, [await read_budget(self._store, leg.scope, leg.window, leg.unit) for leg in legs])
+        return is_near_cap([(leg, await read_budget(self._store, leg.scope, leg.window, leg.unit)) for leg in legs])
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
         since = self._clock.now() - SAMPLE_PERIOD

@@ -335,9 +335,9 @@ class ModelDoor:
             if not committed.repeated or until > self._clock.now():
                 return RateUsedUp(asking.request, until, waited)
             waited, now = waited + 1, 0
-        where, most = terms.accounts, started.max_output_tokens
-        if intent.asking is not asking:
-            where = list_accounts(asking.caps, asking.spender, intent.asking.now)
+        # A cost for which nothing was held counts where it would have been held.
+        where = () if started.legs else list_accounts(asking.caps, asking.spender, intent.asking.now)
+        most = started.max_output_tokens
         flight = track_request(started, stored, where, intent.hold_rows)
         if committed.repeated and (before := await self._settled_before(flight, most, committed, lease)):
             return before

@@ -17,7 +17,6 @@ from halter.core.messages import AnonymizationPolicy, Model
 from halter.core.money import (
     Cap,
     Caps,
-    Leg,
     RateLimit,
     ScopedCap,
     Spender,
@@ -211,7 +210,6 @@ class RequestTerms(msgspec.Struct, frozen=True):
     model: Model
     quarter: int
     base: RequestAttempt
-    accounts: tuple[Leg, ...]
     local: bool
 
 
@@ -220,7 +218,6 @@ def compile_request_terms(standing: SessionContext, model: Model, prices: PriceT
     base = RequestAttempt(
         request="",
         model=name,
-        purpose="turn",
         spender=spender,
         caps=caps,
         now=quarter * QUARTER,
@@ -235,8 +232,7 @@ def compile_request_terms(standing: SessionContext, model: Model, prices: PriceT
         paces=find_rate_limits(standing.rates, name),
         terms=compile_hold_terms(caps, spender, quarter),
     )
-    accounts = list_accounts(caps, spender, quarter * QUARTER)
-    return RequestTerms(model, quarter, base, accounts, runs_locally(model.name, model.base_url))
+    return RequestTerms(model, quarter, base, runs_locally(model.name, model.base_url))
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
