@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from halter.core.errors import StoreError
-from halter.core.events import Unknown
+from halter.core.events import RequestStarted, Unknown
 from halter.core.ids import StreamId, WorkerId
-from halter.core.ports import Stored, Write
+from halter.core.money import BudgetRow, Leg
+from halter.core.ports import Draft, Query, Rows, Stored, Write
+from halter.core.project import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, StreamRow
 from halter.core.vocabulary import RowKey
 from halter.guard.halts import halt
@@ -302,12 +304,68 @@ async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before
     assert times == [1_000_000, 1_000_000]
 
 
-def test_of_a_long_stream_the_store_is_asked() -> None:
-    known = RowCache(lambda _: None, lambda: 1)
-    for seq in range(1, MOST_CACHED_WRITES + 3):
-        known.wrote(Changes(events=[stored(StreamId("fleet"), seq, f"key{seq}")]))
+def test_when_more_was_written_than_is_known_the_store_is_asked() -> None:
+    head = StreamRow("fleet", 1, b"", 1)
+    there: list[StreamRow] = []
+    known = RowCache(lambda _: there[0] if there else None, lambda: 1)
+    for seq in range(1, MOST_CACHED_WRITES + 2):
+        known.load([head.key()])
+        assert not known.may_repeat([head.key()], [f"key{seq}"])
+        known.wrote(Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")]))
         known.committed()
-    assert known.may_repeat([(StreamRow, ("fleet",))], ["new"])
+        there = [head]
+    known.load([head.key()])
+    assert known.may_repeat([head.key()], ["new"])
+
+
+def begin_request(key: str, request: str, *, read: bool) -> Write:
+    """A write that holds money under an id, and looks whether it is held already if it is to."""
+    legs = (Leg("session:s", "", "usd", None, 5),)
+
+    def decide(rows: Rows) -> list[Draft]:
+        if read and rows.get(HoldRow, request) is not None:
+            return []
+        return [Draft(RequestStarted(request=request, model="m", purpose="turn", legs=legs))]
+
+    return Write(StreamId("fleet"), key, decide, rows_of_hold(request, legs))
+
+
+def looking_for_holds(engine: SqliteEngine) -> list[str]:
+    """The queries for holds that an engine makes from now on."""
+    asked: list[str] = []
+    connection = engine._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    connection.set_trace_callback(lambda sql: asked.append(sql) if "FROM holds WHERE" in sql else None)
+    return asked
+
+
+async def test_what_is_made_once_is_not_looked_up_before_it_is_made(engine: Callable[[], SqliteEngine]) -> None:
+    made = engine()
+    store, asked = JournalStore(made, inline=True), looking_for_holds(made)
+    await store.commit(begin_request("first", "r1", read=False))
+    assert asked == []
+    await store.commit(begin_request("second", "r2", read=True))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_what_is_made_once_and_there_already_is_found_by_a_process_that_does_not_know_it(
+    engine: Callable[[], SqliteEngine], *, read: bool
+) -> None:
+    await JournalStore(engine(), inline=True).commit(begin_request("first", "r1", read=True))
+    other = engine()
+    store, asked = JournalStore(other, inline=True), looking_for_holds(other)
+    again = await store.commit(begin_request("second", "r1", read=read))
+    assert len(again.events) == (0 if read else 1)
+    assert len(asked) == 1
+    (held,) = await store.ask(Query("budget", BudgetRow, {"scope": "session:s", "window": "", "unit": "usd"}))
+    assert held.held == (5 if read else 10)
+
+
+def test_a_row_that_was_not_looked_up_is_found_before_it_is_dropped() -> None:
+    hold = HoldRow("call", "s", 1, "turn", "deed", b"[]")
+    rows = WorkingSet(loaded={}, now=0, postponed={hold.key()}, look=lambda _: hold)
+    rows.drop(hold.key())
+    assert list(rows.deletes) == [hold.key()]
 
 
 def stored(stream: StreamId, seq: int, key: str) -> Stored:

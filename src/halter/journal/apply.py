@@ -5,7 +5,7 @@ previous hash, the header with the facts, and a salted digest of the body. Erasi
 digest, so the chain still holds and the body cannot be guessed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -60,17 +60,23 @@ class WorkingSet(Changes, kw_only=True):
     """The locked rows of one transaction, as its writes change them one after the other.
 
     What is loaded becomes its own. What is new, changed or gone is known as it happens: nothing is compared at the end.
-    `now` is the time of all its events, and `earlier` are the events of each of its writes that is done already.
+    `now` is the time of all its events, and `earlier` are the events of each of its writes that is done already. A row
+    that is `postponed` is looked up when it is read; one that is put unread must be new, as the store finds out.
     """
 
     loaded: dict[RowKey, Any]
     now: int
     earlier: dict[str, tuple[Stored, ...]] = {}
+    postponed: Container[RowKey] = ()
+    look: Callable[[RowKey], Any] | None = None
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
             return self.loaded[kind, key]
         except KeyError:
+            if self.look is not None and (kind, key) in self.postponed:
+                row = self.loaded[kind, key] = self.look((kind, key))
+                return row
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
@@ -82,7 +88,7 @@ class WorkingSet(Changes, kw_only=True):
         elif key in self.deletes:
             del self.deletes[key]
             self.updates[key] = row
-        elif key in rows or row.APPEND_ONLY:
+        elif key in rows or row.APPEND_ONLY or key in self.postponed:
             self.inserts[key] = row
         else:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
@@ -90,7 +96,7 @@ class WorkingSet(Changes, kw_only=True):
         rows[key] = row
 
     def drop(self, key: RowKey) -> None:
-        row = self.loaded.get(key)
+        row = self.get(key[0], *key[1]) if key in self.postponed else self.loaded.get(key)
         if self.inserts.pop(key, None) is None and row is not None:
             self.updates.pop(key, None)
             self.deletes[key] = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import filterfalse
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -334,10 +335,12 @@ MOST_CACHED_ROWS: Final = 10_000
 """Rows cached at once: those of a thousand active sessions, in a few megabytes."""
 
 
-MOST_CACHED_WRITES: Final = 10_000
-"""Keys of writes cached of one stream; of a longer one the store is asked."""
+MOST_CACHED_WRITES: Final = 50_000
+"""Keys of writes cached at once, in a few megabytes."""
 
 MADE_ONCE: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
+
+_KEY_OF: Final = attrgetter("key")
 
 
 class RowCache:
@@ -353,35 +356,41 @@ class RowCache:
         self._at = -1
         self._rows: dict[RowKey, Row | None] = {}
         self._written: Changes | None = None
-        self._writes: dict[StreamId, set[str]] = {}
-        """The keys of all writes to a stream that this connection began."""
+        self._writes: set[str] = set()
+        """The keys of all writes to the streams that this connection began."""
+        self._others: set[RowKey] = set()
+        """The heads of all other streams among the rows."""
         self.latest = 0
         """No row or event that this connection has seen is later."""
 
-    def load(self, keys: Sequence[RowKey]) -> dict[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], postponed: set[RowKey] | None = None) -> dict[RowKey, Row | None]:
+        """The rows with these keys. Given a set, what is made once and not known is added to it, and not looked up."""
         version = self._version()
-        if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
+        if version != self._at or len(self._rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
             self.forget()
             self._at = version
         known = self._rows
         missed: dict[RowKey, Row | None] = {}
         for key in filterfalse(known.__contains__, keys):
+            if postponed is not None and key[0] in MADE_ONCE:
+                postponed.add(key)
+                continue
             row = missed[key] = self._look(key)
             # What is made once, under an id of its own, is not asked for again while it does not exist.
             if row is not None or key[0] not in MADE_ONCE:
                 known[key] = row
+            if row is not None and key[0] is StreamRow:
+                self._others.add(key)
         if missed:
             self.latest = find_latest_time(missed, self.latest)
-        return dict(zip(keys, map(known.get, keys), strict=True))
+        loaded = dict(zip(keys, map(known.get, keys), strict=True))
+        for key in postponed or ():
+            del loaded[key]
+        return loaded
 
     def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
         """Whether one of these writes may have been made before, by all that is known of the streams among the rows."""
-        for kind, key in rows:
-            if kind is StreamRow:
-                made = self._writes.get(key[0])
-                if made is None or not made.isdisjoint(writes):
-                    return True
-        return False
+        return not (self._others.isdisjoint(rows) and self._writes.isdisjoint(writes))
 
     def wrote(self, changes: Changes) -> None:
         """Take in the changes of the open transaction."""
@@ -394,13 +403,7 @@ class RowCache:
         changes, self._written, rows = self._written, None, self._rows
         if changes is None:
             return
-        for event in changes.events:
-            if event.seq == 1:
-                self._writes[event.stream] = {event.key}
-            elif (made := self._writes.get(event.stream)) is not None:
-                made.add(event.key)
-                if len(made) > MOST_CACHED_WRITES:
-                    del self._writes[event.stream]
+        self._writes.update(map(_KEY_OF, changes.events))
         rows |= changes.updates
         for key, row in changes.inserts.items():
             if not row.APPEND_ONLY or key in rows:
@@ -420,6 +423,7 @@ class RowCache:
         self._rows.clear()
         self._written = None
         self._writes.clear()
+        self._others.clear()
 
 
 _ID: Final = re.compile("[A-Za-z0-9]{1,64}")

@@ -247,14 +247,17 @@ class SqliteErrorScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, SQLITE_ERRORS):
             raise translate_sqlite_error(error, self._path) from error
-        if isinstance(error, UnicodeDecodeError):
-            # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
-            raise make_damaged_error(error.object.decode("utf-8", "replace"), self._path) from error
 
 
-def translate_sqlite_error(error: sqlite3.Error, path: str) -> StoreError:
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+
+
+def translate_sqlite_error(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StoreError:
+    if isinstance(error, UnicodeDecodeError):
+        # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
+        return make_damaged_error(error.object.decode("utf-8", "replace"), path)
     name = getattr(error, "sqlite_errorname", "")
     text = str(error)
     if isinstance(error, sqlite3.IntegrityError):
@@ -398,6 +401,7 @@ class SqliteEngine:
             raise StoreUnusable(message)
         with self._in_words:
             self._connection = self._reader = self._connect(path)
+        self._looks_first = False
         self._known = RowCache(self._row, lambda: self._connection.fetch("PRAGMA data_version")[0][0])
         try:
             self._make_ready(new_id)
@@ -418,15 +422,20 @@ class SqliteEngine:
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         """Take the file's write lock, waiting for other processes if `wait`: it covers all rows."""
         self._lock(wait=wait)
-        with self._in_words:
-            loaded = self._known.load(keys)
-            repeats = bool(writes) and self._known.may_repeat(keys, writes)
+        known, postponed = self._known, set[RowKey]()
+        try:
+            loaded = known.load(keys, postponed if writes and not self._looks_first else None)
+            repeats = writes and known.may_repeat(keys, writes)
             earlier = self._connection.fetch(select_by_keys(len(writes)), writes) if repeats else ()
+        except SQLITE_ERRORS as error:
+            raise translate_sqlite_error(error, self._path) from error
         now = self._clock()
         return WorkingSet(
             loaded=loaded,
-            now=now if self._known.latest <= now else find_latest_time(loaded, now),
+            now=now if known.latest <= now else find_latest_time(loaded, now),
             earlier=group_by_write(earlier) if earlier else {},
+            postponed=postponed,
+            look=self._row,
         )
 
     def _lock(self, *, wait: bool = True) -> None:
@@ -456,7 +465,8 @@ class SqliteEngine:
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
-        found = self._connection.fetch(make_row_statements(kind).select, values)
+        with self._in_words:
+            found = self._connection.fetch(make_row_statements(kind).select, values)
         return kind(*found[0]) if found else None
 
     def save(self, changes: Changes) -> None:
@@ -470,11 +480,13 @@ class SqliteEngine:
 
     def write(self, changes: Changes) -> None:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
-        with self._in_words:
+        try:
             events = map(_to_event_parameters, changes.events)
             self._connection.execute_all(_list_row_statements(changes), self._sql["append"], events)
             if changes.erasures:
                 self._connection.execute_all(self._list_erasures(changes.erasures))
+        except SQLITE_ERRORS as error:
+            raise translate_sqlite_error(error, self._path) from error
         self._known.wrote(changes)
 
     def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Any]]:
@@ -485,12 +497,17 @@ class SqliteEngine:
             yield self._sql["erase_snapshot"], {"session": session_of(erase.stream)}
 
     def commit(self) -> None:
-        with self._in_words:
+        try:
             self._connection.fetch("COMMIT")
+        except SQLITE_ERRORS as error:
+            raise translate_sqlite_error(error, self._path) from error
         self._known.committed()
+        self._looks_first = False
 
     def rollback(self) -> None:
         self._known.forget()
+        # A row that was put unread may have been there already.
+        self._looks_first = True
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
