@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from halter.core.clock import SECOND
 from halter.core.codec import decode
@@ -158,16 +159,14 @@ class ForkSafeConnection(sqlite3.Connection):
         with self.inside.lock:
             return self._cursor.execute(sql, parameters).fetchall()
 
-    def execute_all(self, statements: Iterable[tuple[str, Any]], last: str = "", rows: Iterable[Any] = ()) -> None:
-        """Execute statements that return no rows under one lock, and the last one for each of `rows`."""
+    def execute_all(self, statements: Iterable[tuple[str, Iterable[Any]]]) -> None:
+        """Execute statements that return no rows, each for all of its parameters, under one lock."""
         if FORKING.locked():
             let_fork_pass()
         with self.inside.lock:
-            execute = self._cursor.execute
+            execute = self._cursor.executemany
             for sql, parameters in statements:
                 execute(sql, parameters)
-            if last:
-                self._cursor.executemany(last, rows)
 
     def close(self) -> None:
         with self.inside:
@@ -481,20 +480,21 @@ class SqliteEngine:
     def write(self, changes: Changes) -> None:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         try:
-            events = map(_to_event_parameters, changes.events)
-            self._connection.execute_all(_list_row_statements(changes), self._sql["append"], events)
+            statements = _group_row_statements(changes)
+            statements[self._sql["append"]] = map(_to_event_parameters, changes.events)
+            self._connection.execute_all(statements.items())
             if changes.erasures:
                 self._connection.execute_all(self._list_erasures(changes.erasures))
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
         self._known.wrote(changes)
 
-    def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Any]]:
+    def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Iterable[Any]]]:
         for erase in erasures:
-            params = {"stream": erase.stream, "through": erase.through}
+            params = [{"stream": erase.stream, "through": erase.through}]
             yield self._sql["erase_blobs"], params
             yield self._sql["erase_bodies"], params
-            yield self._sql["erase_snapshot"], {"session": session_of(erase.stream)}
+            yield self._sql["erase_snapshot"], [{"session": session_of(erase.stream)}]
 
     def commit(self) -> None:
         try:
@@ -627,7 +627,7 @@ class SqliteEngine:
                 for table in PROJECTIONS:
                     execute(make_row_statements(table).clear)
                 for row in rows:
-                    execute(make_row_statements(type(row)).insert, msgspec.structs.astuple(row))
+                    execute(make_row_statements(type(row)).insert, astuple(row))
             self._known.forget()
         except (RowRefused, OverflowError) as error:
             message = f"The rows that the events of {self._path} make cannot be right ({error}). Nothing was changed."
@@ -716,13 +716,16 @@ class SqliteEngine:
                 raise
 
 
-def _list_row_statements(changes: Changes) -> Iterator[tuple[str, Any]]:
+def _group_row_statements(changes: Changes) -> dict[str, Iterable[Any]]:
+    """Each statement once, with all its parameters: to begin one costs as much as to execute it."""
+    found: dict[str, Any] = {}
     for (kind, _), row in changes.inserts.items():
-        yield make_row_statements(kind).insert, msgspec.structs.astuple(row)
+        found.setdefault(make_row_statements(kind).insert, []).append(astuple(row))
     for (kind, key), row in changes.updates.items():
-        yield make_row_statements(kind).update, (*msgspec.structs.astuple(row)[len(key) :], *key)
-    for kind, values in changes.deletes:
-        yield make_row_statements(kind).delete, values
+        found.setdefault(make_row_statements(kind).update, []).append((*astuple(row)[len(key) :], *key))
+    for kind, key in changes.deletes:
+        found.setdefault(make_row_statements(kind).delete, []).append(key)
+    return found
 
 
 def read_stored_event(row: Sequence[Any]) -> Stored:
@@ -743,11 +746,11 @@ def _encode_values(values: Iterable[str | int]) -> str:
 
 def to_event_columns(event: Stored) -> tuple[Any, ...]:
     """All fields but the decoded event, in the order of the columns."""
-    return msgspec.structs.astuple(event)[:-1]
+    return astuple(event)[:-1]
 
 
 def _to_event_parameters(event: Stored) -> tuple[Any, ...]:
-    """The columns of an event. For each `bytes` sqlite3 searches for an adapter, which takes longer than a copy."""
-    *head, facts, body, salt, digest, chained, _ = msgspec.structs.astuple(event)
+    """The columns of an event. sqlite3 searches an adapter for each None and `bytes`: that takes longer than a copy."""
+    *head, blob, facts, body, salt, digest, chained, _ = astuple(event)
     words = (None, None) if body is None or salt is None else (bytearray(body), bytearray(salt))
-    return (*head, bytearray(facts), *words, bytearray(digest), bytearray(chained))
+    return (*head, blob or "", bytearray(facts), *words, bytearray(digest), bytearray(chained))

@@ -138,9 +138,9 @@ SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt,
 FROM events WHERE key = :key ORDER BY position;
 
 -- name: append
--- One event.
+-- One event. That it names no blob is said by an empty text.
 INSERT INTO events (stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+VALUES (?, ?, ?, ?, ?, ?, ?, NULLIF(?, ''), ?, ?, ?, ?, ?);
 
 -- name: erase_bodies
 -- The bodies and their salts go; the digests stay and keep the chain whole.
