@@ -19,6 +19,7 @@ from halter.core.vocabulary import REFUSAL_OUTCOMES
 from halter.guard.provenance import Provenance
 
 ActiveMode = Literal["observe", "ask", "strict"]
+Declarations = dict[str, Declaration]
 
 UNKNOWN_TOOL: Final = Declaration()
 """A tool that is gone: it read from anyone, and reached others."""
@@ -60,33 +61,16 @@ class SessionBrake:
     While it is clean, what it hears and does is only kept; it is folded when the first untrusted text comes.
     """
 
-    __slots__ = (
-        "_declarations",
-        "_kept",
-        "_policy",
-        "_provenance",
-        "_specs",
-        "_started",
-        "clean",
-        "locked",
-        "mode",
-        "task",
-    )
-
     def __init__(
-        self,
-        mode: ActiveMode,
-        policy: ResolvedPolicy,
-        specs: Mapping[str, ToolSpec],
-        declarations: dict[str, Declaration] | None = None,
+        self, mode: ActiveMode, policy: ResolvedPolicy, specs: Mapping[str, ToolSpec], known: Declarations | None = None
     ) -> None:
-        """Sessions with the same policy and tools may share their `declarations`, which are worked out on first use."""
+        """Sessions with the same policy and tools may share what they come to know of these."""
         self.mode: ActiveMode = mode
         self.clean = True
         self.locked = False
         self._policy = policy
         self._specs = specs
-        self._declarations = {} if declarations is None else declarations
+        self._declarations: Declarations = {} if known is None else known
         self._kept: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._started: dict[str, None] = {}
         self.task = ""

@@ -406,9 +406,10 @@ class Agent(AgentProgram):
         """
         async with self._for_call() as opened:
             context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
-            begun = await _send_message(context, message, session, id, kind, history, files)
-            # As `_attended`, without its frame while the run waits: there may be thousands.
-            live = await self._claim(context, begun, form)
+            # As `_attended`, without its frame and what began the run while it waits: there may be thousands.
+            live = await self._claim(
+                context, await _send_message(context, message, session, id, kind, history, files), form
+            )
             return await self._conclude(live, await live.conversation.attend(), form)
 
     async def resume(
