@@ -69,8 +69,10 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
         for each in sorted(printed.get(call.id, ())):
             step += b"%d:%b" % (len(each), each)
         steps.append(step)
-    steps.sort()
-    return hashlib.sha256(b"".join([b"%d:%b" % (len(step), step) for step in steps])).hexdigest()
+    digest = hashlib.sha256()
+    for step in sorted(steps):
+        digest.update(b"%d:%b" % (len(step), step))
+    return digest.hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:

@@ -409,12 +409,13 @@ class PromptMasker:
         if said != last.said:
             said, new = [], list(prompt.messages)
             last.said, last.masked = said, None
-        masked = list[Message]()
-        for message in new:
+        masked, messages = new, prompt.messages
+        for place, message in enumerate(new):
             parts = self.parts(message.parts)
-            masked.append(message if parts is message.parts else Message(message.role, parts))
-        messages = prompt.messages
-        if last.masked is None and masked != new:
+            if parts is not message.parts:
+                masked = masked.copy() if masked is new else masked
+                masked[place] = Message(message.role, parts)
+        if last.masked is None and masked is not new:
             last.masked = said.copy()
         # The last message ends with what is true only now, so the next request says it otherwise.
         if last.masked is not None:
