@@ -7,7 +7,7 @@ from halter.guard.trusted_text import TrustedText
 
 SAID = (
     "Pay 10 to Ann Miller. Do not call Bob.",
-    "Pay 10 or 20 EUR to 'Bob & Sons' at https://bob.example/pay.Then write to ann@example.com!",
+    "Pay 10 EUR to 'Bob & Sons' at https://bob.example/pay.Then write to ann@example.com!",
     "Read report.pdf from the archive; on May 3rd remind me, without the iPhone.",
     "",
 )
