@@ -14,10 +14,12 @@ from halter import Agent
 from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId, session_stream
 from halter.core.messages import Message, Text
+from halter.core.money import Account
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt
+from halter.guard.ledger import change_cap
 from halter.loop.decide import FINAL_ANSWER
 from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
@@ -129,6 +131,19 @@ async def test_what_was_read_of_a_session_is_not_taken_for_what_it_is_later(worl
         await say_to_session(desk.context, "s", "Look again.")
         await made.conversation.attend()
         assert await made.running.look_back() == await world.events("session:s") != before
+
+
+async def test_a_cap_that_was_set_while_a_session_rested_is_known_when_it_wakes(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, replies_yaml=TWO_WORDS)
+        begun = await open_session(desk.context, "Look.", "chat", "s")
+        await attend_session(desk.called("ada").context, "s")
+        await world.store.commit(change_cap(Account("session:s", "", "usd"), 1_234_567, "ada", "cap"))
+        await say_to_session(desk.context, "s", "Look again.")
+        made = await claim_session(desk.context, begun)
+        await made.conversation.attend()
+        running = made.running
+        assert running.left()[0] == 1_234_567 - running.standing.kept_usd - running.spent.usd
 
 
 async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:

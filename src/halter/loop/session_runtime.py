@@ -23,6 +23,7 @@ from halter.core.ports import (
     Draft,
     Lease,
     Query,
+    Rows,
     Store,
     Stored,
     Write,
@@ -295,8 +296,6 @@ class SessionRuntime:
         past = reduce(fold, since, past)
         self.spent = past.spent
         self.overrun = has_overrun(events)
-        if self.lease.generation > 1:
-            await self._look_at_cap()
         return events
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
@@ -578,7 +577,11 @@ class SessionRuntime:
     async def _look_at_cap(self) -> None:
         params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
-        self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
+        self._take_cap(rows[0] if rows else None)
+
+    def _take_cap(self, row: BudgetRow | None) -> None:
+        """Only what a person has set counts: else the cap is that of the policy."""
+        self._cap = (row.cap,) if row is not None and row.cap_by else None
 
     async def near_budget(self) -> bool:
         """Whether a cap is near: of a session that is over, as its end found it."""
@@ -601,7 +604,6 @@ class SessionRuntime:
         self._rests += 1
         self.rested_at = self._seen
         await self._woken(row=row)
-        await self._look_at_cap()
 
     async def ensure_running(self) -> None:
         """Resume a session that was interrupted while it rested for a person or for money."""
@@ -708,12 +710,25 @@ class SessionRuntime:
         return True
 
     async def _woken(self, cause: WakeCause | None = None, *, row: SessionRow | None = None) -> Sequence[Stored]:
-        """Record that the session resumes, with its inbox read up to now; return the events of that."""
+        """Record that the session resumes, with its inbox read up to now; return the events of that.
+
+        The cap that it has now is read by the same write.
+        """
         inbox_head = (row or await self._row()).inbox_head
         cause, self._seen = cause or await self._cause(inbox_head), inbox_head
         self.inbox_head = inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
-        committed = await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
+        wakes = lifecycle.wake_session(self.lease, key, cause, self._seen)
+        budget = session_stream(self.lease.session), "", "usd"
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            self._take_cap(rows.get(BudgetRow, *budget))
+            return wakes.decide(rows)
+
+        reads = (*wakes.reads, (BudgetRow, budget))
+        committed = await self.commit(msgspec.structs.replace(wakes, decide=decide, reads=reads))
+        if committed.repeated:
+            await self._look_at_cap()
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
         return committed.events
 
