@@ -9,7 +9,7 @@ import pytest
 
 from halter.core.errors import LeaseLost, RowRefused, UndeclaredRow
 from halter.core.events import CallSettled, CallStarted, OverrunIncurred, RequestSettled, RequestStarted, SessionStarted
-from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, session_stream, trigger_stream
+from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, BudgetRow, Charge, Leg
 from halter.core.ports import Change, Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
@@ -233,6 +233,17 @@ async def test_one_write_can_append_to_several_streams(store: JournalStore) -> N
     assert [(event.stream, event.seq) for event in committed.events] == [(FLEET, 1), (others[0], 1), (others[1], 1)]
     assert (await store.read(others[1]))[0].event == incident("there")
     assert (await store.commit(Write(FLEET, "key", lambda _: [], others=others))).events == committed.events
+
+
+async def test_the_generation_of_a_lease_stands_in_the_stream_of_its_session_alone(store: JournalStore) -> None:
+    await store.commit(lifecycle.start_session(started("one")))
+    (lease,) = await store.claim(WorkerId("anna"), 1)
+    streams = [ONE, inbox_stream("one"), session_stream("other"), FLEET]
+    drafts = [Draft(incident("here"), stream=stream) for stream in streams]
+    committed = await store.commit(Write(ONE, "key", lambda _: drafts, lease=lease, others=streams[1:]))
+    assert [(event.stream, event.generation) for event in committed.events] == [
+        (stream, 1 if stream == ONE else 0) for stream in streams
+    ]
 
 
 async def test_a_write_that_decides_nothing_leaves_nothing(store: JournalStore) -> None:

@@ -229,6 +229,22 @@ async def test_a_message_is_a_reason_to_try_again(stormy: Stormy, world: World) 
 
 
 @CALM
+async def test_what_came_during_an_outage_is_heard_right_after_the_turn_that_waited(
+    world: World, tmp_path: Path
+) -> None:
+    stormy = Stormy(world, tmp_path)
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(50 * MINUTE)
+    await world.journal.commit(post_message("watcher-1", "m", b"Are you there?", "ada"))
+    await world.advance(2 * HOUR)
+    heard = ["Are you there?" in str(prompt.messages) for prompt in stormy.weather.asked[:2]]
+    waited, next_turn = stormy.weather.answered[:2]
+    assert heard == [False, True]
+    assert next_turn - waited < MINUTE
+
+
+@CALM
 async def test_a_halt_ends_what_waits_and_lifting_it_lets_it_wait_on(stormy: Stormy, world: World) -> None:
     stormy.weather.fails(0, 2 * HOUR)
     stormy.start()
