@@ -104,6 +104,11 @@ def test_what_was_begun_and_not_settled_is_in_flight_with_all_that_was_held_for_
     assert session.in_flight["r1"].most() == Charge()
 
 
+def test_what_is_held_under_several_rates_is_the_most_of_it() -> None:
+    alike = Leg("model:m", "", "tokens", None, 900), Leg("model:m:*", "", "tokens", None, 400)
+    assert InFlight("r1", "m", "turn", (*LEGS, *alike), 0, is_call=False).most() == Charge(usd=30, tokens=900)
+
+
 def test_what_is_settled_is_no_longer_in_flight_and_its_cost_adds_up() -> None:
     session = folded(
         START,

@@ -117,9 +117,9 @@ def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int,
     """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
     usd, tokens = truth.usd, truth.tokens
     if usd is None or not 0 <= usd <= LARGEST_AMOUNT:
-        usd = flight.most().usd if flight.legs else 0
+        usd = flight.held("usd") if flight.legs else 0
     if tokens is None or not 0 <= tokens <= LARGEST_AMOUNT:
-        tokens = flight.most().tokens if flight.legs else 0
+        tokens = flight.held("tokens") if flight.legs else 0
     return usd, tokens
 
 

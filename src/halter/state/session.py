@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from halter.core import events as ev
-from halter.core.money import Charge, Leg
+from halter.core.money import Charge, Leg, Unit
 from halter.core.ports import Stored
 from halter.core.tools import Effect
 from halter.core.vocabulary import END_STATES, Origin, Purpose, RowKey, SessionKind, State
@@ -45,12 +45,15 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
     def most(self) -> Charge:
         """The charge if the outcome is unknown: all that was held."""
-        if not self.legs:
-            return _NO_CHARGE
-        return Charge(
-            usd=max((leg.amount for leg in self.legs if leg.unit == "usd"), default=0),
-            tokens=max((leg.amount for leg in self.legs if leg.unit == "tokens"), default=0),
-        )
+        return Charge(self.held("usd"), self.held("tokens")) if self.legs else _NO_CHARGE
+
+    def held(self, unit: Unit) -> int:
+        """The amount that was held of a unit."""
+        most = 0
+        for leg in self.legs:
+            if leg.unit == unit and leg.amount > most:
+                most = leg.amount
+        return most
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):
