@@ -28,7 +28,6 @@ from halter.loop.history import (
     make_marker,
     marker_text,
     may_start,
-    measure_history,
     measure_message,
     shorten_results,
 )
@@ -261,7 +260,8 @@ def grow(session: Session, kind: str, length: int, calls: int) -> None:
 def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
     """Make the request that a loop would make, and see that all promises hold."""
     history, sizes = session.history, [measure_message(message) for message in session.history]
-    now = measure_history(history, sizes, task=0, turn=session.turn)
+    starts = [may_start(message) for message in history]
+    now = HistoryShape(sizes=sizes, starts=starts, task=0, turn=session.turn, newest=find_unanswered(history))
     match fit_history(now, window, session.cut, marker=MARKER_TOKENS):
         case TooLarge(least):
             must = {0, session.turn, *range(now.newest, len(history))}

@@ -102,11 +102,6 @@ def find_unanswered(history: Sequence[Message]) -> int:
     return place
 
 
-def measure_history(history: Sequence[Message], sizes: Sequence[int], *, task: int, turn: int) -> HistoryShape:
-    starts = [may_start(message) for message in history]
-    return HistoryShape(sizes=sizes, starts=starts, task=task, turn=turn, newest=find_unanswered(history))
-
-
 def fit_history(
     history: HistoryShape, window: int, cut: Cut | None = None, *, marker: int = 0, target: float = TARGET_FILL
 ) -> Cut | Fits | TooLarge:

@@ -358,9 +358,7 @@ class SessionRuntime:
                 if isinstance(each, Answer):
                     answers[each.call] = each
                     usd += each.cost_micros
-                    passed = passed and each.cap is None
-                else:
-                    passed = False
+                passed = passed and isinstance(each, Answer) and each.cap is None
             self._spend(usd, beside.tokens)
             if passed and not overrun and len(calls) == 1:
                 return list(answers.values())
