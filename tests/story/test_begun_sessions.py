@@ -28,7 +28,7 @@ from halter.state import lifecycle
 from halter.testing.fakes import Crash
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool
-from tests.story.fronts import front
+from tests.story.fronts import THINKS, front
 
 TWO_WORDS = "- {text: First.}\n- {text: Second.}\n"
 
@@ -254,3 +254,19 @@ async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_
         result = await running
     assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
     assert len(bench.facts("decision_withdrawn")) == 1
+
+
+async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(world: World, tmp_path: Path) -> None:
+    believes = f"{THINKS}policy: {{tools: {{look: {{reads: trusted}}}}}}\n"
+    async with AsyncExitStack() as stack:
+        found: list[str] = []
+        for name, more in (("one", believes), ("two", THINKS), ("three", believes)):
+            home = tmp_path / name
+            home.mkdir()
+            desk = await front(stack, world, home, more)
+            for _ in range(2):
+                begun = await open_session(desk.context, "Look.", "task", attends=True)
+                brake = (await claim_session(desk.context, begun)).loop.brake
+                assert brake is not None
+                found.append(brake.declaration("look").reads)
+    assert found == ["trusted", "trusted", "anyone", "anyone", "trusted", "trusted"]
