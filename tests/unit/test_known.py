@@ -1,7 +1,7 @@
 """Rows are looked up once, for as long as nobody else writes; and what was not committed was never there."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -284,6 +284,32 @@ async def test_a_commit_whose_answer_was_lost_is_known_as_it_was_made(tmp_path: 
     assert isinstance(halted, HaltRow)
     assert isinstance(head, StreamRow)
     assert (await store.commit(halt("fleet", "ada", "first"))).repeated
+    await store.close()
+
+
+async def test_an_error_of_the_file_is_one_of_the_store_also_where_a_row_is_looked_up_late(tmp_path: Path) -> None:
+    broken: list[str] = []
+
+    class Breaks(ForkSafeConnection):
+        def fetch(self, sql: str, parameters: Any = ()) -> list[Any]:
+            if broken and " FROM holds " in sql:
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().fetch(sql, parameters)
+
+    def connect(path: str) -> ForkSafeConnection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Breaks)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        assert rows.get(HoldRow, "call") is None
+        return []
+
+    made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
+    store, write = JournalStore(made, inline=True), Write(StreamId("fleet"), "key", decide, [(HoldRow, ("call",))])
+    broken.append("holds")
+    with pytest.raises(StoreError):
+        await store.commit(write)
+    broken.clear()
+    await store.commit(write)
     await store.close()
 
 
