@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from halter.core.messages import Message, Text, ToolCall, ToolResult, make_user_message
+from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.tools import ToolSpec
 from halter.loop.text_calls import (
     DEEPEST_LITERAL,
@@ -370,9 +370,3 @@ def test_calls_and_results_become_text_and_keep_where_they_came_from() -> None:
 def test_calls_of_another_model_are_told_in_words_where_there_are_no_others() -> None:
     answer = Message("assistant", (ToolCall("c", "read", '{"a":1}'),))
     assert to_text_message(answer).parts == (Text('I called read with {"a":1}.', "model", trusted=False),)
-
-
-def test_a_message_becomes_text_only_once() -> None:
-    message = make_user_message("Hello.")
-    assert to_text_message(message) is to_text_message(message)
-    assert message == make_user_message("Hello.")
