@@ -95,6 +95,16 @@ async def test_what_began_with_an_owner_that_died_is_taken_over_and_its_start_re
         await store.commit(writing(own))
 
 
+async def test_what_an_owner_began_that_was_forgotten_before_is_taken_over_once_somebody_comes(
+    shared_place: "Place",
+) -> None:
+    store = shared_place.open(lease=AT_ONCE)
+    await start_owned(store)
+    assert await store.claim(BERT, 10) == []
+    await store.beat(BERT, {}, "bert says so")
+    assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
+
+
 async def test_the_longest_due_comes_first_and_no_more_than_asked_for(store: JournalStore) -> None:
     for number in range(5):
         await start(store, f"session {number}")

@@ -471,7 +471,8 @@ class PostgresEngine:
                 kept = {"sessions": TextColumn(snapshots), "data": BytesColumn(snapshots.values())}
                 connection.execute(self._sql["snapshots"], {"worker": worker, "at": now, **kept})
             if about:
-                connection.execute(self._sql["about"], {"worker": worker, "now": now, "about": about})
+                said = {"worker": worker, "now": now, "lease": self._lease, "about": about}
+                connection.execute(self._sql["about"], said)
             if not lapsed:
                 return HeartbeatReply(now)
             owned = connection.execute(self._sql["owned"], {"worker": worker})

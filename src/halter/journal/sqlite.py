@@ -552,6 +552,7 @@ class SqliteEngine:
             if about:
                 execute(self._sql["about"], {"worker": worker, "about": about})
                 execute(self._sql["forget_workers"], {"worker": worker, "now": now})
+                execute(self._sql["name_owners"], {"now": now, "lease": self._lease})
             if renewed == [(0,)]:
                 return HeartbeatReply(now)
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()

@@ -210,10 +210,14 @@ ON CONFLICT (worker) DO UPDATE SET
     alive_until = microseconds() + :lease;
 
 -- name: about
--- What a worker says of itself; those that have been gone for a day and left nothing behind are forgotten.
+-- What a worker says of itself; those that have been gone for a day and left nothing behind are forgotten. One that was
+-- forgotten while it was suspended may have begun a session since: named again, it can be found dead.
 WITH gone AS (
     DELETE FROM workers w WHERE alive_until < :now - 86400000000 AND worker <> :worker
         AND NOT EXISTS (SELECT FROM sessions s WHERE s.owner = w.worker)
+), unknown AS (
+    INSERT INTO workers (worker, alive_until, lapsed)
+    SELECT DISTINCT owner, :now + :lease, 0 FROM sessions WHERE owner <> '' ORDER BY owner ON CONFLICT (worker) DO NOTHING
 )
 UPDATE workers SET about = :about WHERE worker = :worker;
 

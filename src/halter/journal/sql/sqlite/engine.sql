@@ -113,6 +113,11 @@ UPDATE workers SET about = :about WHERE worker = :worker;
 DELETE FROM workers WHERE alive_until < :now - 86400000000 AND worker <> :worker
     AND worker NOT IN (SELECT owner FROM sessions WHERE owner <> '');
 
+-- name: name_owners
+-- An owner that was forgotten while it was suspended may have begun a session since: named again, it can be found dead.
+INSERT INTO workers (worker, alive_until, lapsed) SELECT DISTINCT owner, :now + :lease, 0 FROM sessions WHERE owner <> ''
+ON CONFLICT (worker) DO NOTHING;
+
 -- name: leave
 -- A worker ends in good order: its leases are over at once.
 UPDATE workers SET alive_until = 0 WHERE worker = :worker;
