@@ -397,6 +397,18 @@ async def test_a_worker_that_leaves_in_good_order_keeps_nobody_waiting(store: Jo
     await store.leave(WorkerId("nobody"))
 
 
+async def test_a_session_that_is_given_back_goes_to_the_next_who_asks_and_no_other_is(store: JournalStore) -> None:
+    await start(store, ONE)
+    await start(store, "two")
+    first = {lease.session: lease for lease in await store.claim(ANNA, 10)}
+    await store.release(first[ONE])
+    with pytest.raises(LeaseLost):
+        await store.commit(writing(first[ONE]))
+    assert await store.claim(BERT, 10) == [Lease(ONE, BERT, 2)]
+    await store.release(first[ONE])
+    assert ((await session(store)).owner, (await session(store, "two")).owner) == (BERT, ANNA)
+
+
 async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(store: JournalStore) -> None:
     for agent in ("watcher", "other"):
         for kind in ("autonomous", "chat", "task"):

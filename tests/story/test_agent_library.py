@@ -236,6 +236,29 @@ async def test_a_cancelled_session_never_goes_on(bench: Bench) -> None:
         await bench.agent(says("never")).resume(gone.session)
 
 
+async def test_a_run_whose_task_was_cancelled_is_resumed_in_the_same_program(bench: Bench) -> None:
+    begun = asyncio.Event()
+    agent = bench.agent(calls("wait"), says("Done."))
+
+    @agent.tool(level="SAFE", effect="read")
+    async def wait() -> str:
+        """Wait, the first time for ever."""
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        return "waited"
+
+    async with agent:
+        run = asyncio.create_task(agent.run("wait for it", id="mine"))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        result = await agent.resume("mine")
+    assert (result.state, result.text) == ("COMPLETED", "Done.")
+    bench.balanced(result)
+
+
 async def test_a_question_is_answered_by_going_on(bench: Bench) -> None:
     agent = bench.agent(calls(("ask_user", {"question": "Which desk?"})), says("The left one it is."))
     asked = await agent.run("tidy up")

@@ -299,6 +299,10 @@ class Store(Protocol):
         """Release all leases of a worker that shuts down."""
         ...
 
+    async def release(self, lease: Lease) -> None:
+        """Give back a session that nobody works on any more, unless another lease of it was taken."""
+        ...
+
     async def ask(self, query: Query[T]) -> Sequence[T]: ...
 
     async def put(self, data: bytes) -> Digest:

@@ -318,6 +318,11 @@ class MemoryEngine:
     def leave(self, worker: WorkerId) -> None:
         self._leasing.leave(worker)
 
+    def release(self, lease: Lease) -> None:
+        row = self._rows.get((SessionRow, (lease.session,)))
+        if isinstance(row, SessionRow) and (row.owner, row.generation) == (lease.worker, lease.generation):
+            self._put(msgspec.structs.replace(row, owner=NO_OWNER))
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query, from any thread."""
         with self._mirroring:

@@ -486,6 +486,10 @@ class PostgresEngine:
         with self._transaction() as connection:
             connection.execute(self._sql["leave"], {"worker": worker})
 
+    def release(self, lease: Lease) -> None:
+        with self._transaction() as connection:
+            connection.execute(self._sql["release"], msgspec.structs.asdict(lease))
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         return self.look([NamedQuery(name, params)])[0]
 

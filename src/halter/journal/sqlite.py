@@ -562,6 +562,11 @@ class SqliteEngine:
         with self._transaction() as execute:
             execute(self._sql["leave"], {"worker": worker})
 
+    def release(self, lease: Lease) -> None:
+        with self._transaction() as execute:
+            execute(self._sql["release"], msgspec.structs.asdict(lease))
+        self._known.drop([(SessionRow, (lease.session,))])
+
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         with self._in_words:
             return run_sqlite_query(self._reader, name, params)

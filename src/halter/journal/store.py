@@ -605,6 +605,9 @@ class JournalStore:
     async def leave(self, worker: WorkerId) -> None:
         await self._write(lambda: self._engine.leave(worker))
 
+    async def release(self, lease: Lease) -> None:
+        await self._write(lambda: self._engine.release(lease))
+
     async def ask(self, query: Query[T]) -> Sequence[T]:
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
         look = partial(self._journal.look, NamedQuery(query.name, params), short=query.name in SHORT_QUERIES)

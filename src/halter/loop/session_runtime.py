@@ -479,6 +479,10 @@ class SessionRuntime:
         if self._guard.ledger.owes(self.lease):
             await run_shielded(self._guard.ledger.settle_up(self.lease))
 
+    async def release(self) -> None:
+        """Give the session back, even if the caller is cancelled."""
+        await run_shielded(self._store.release(self.lease))
+
     def _spend(self, usd: int, tokens: int = 0) -> None:
         if usd or tokens:
             self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)

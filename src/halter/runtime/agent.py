@@ -410,7 +410,8 @@ class Agent(AgentProgram):
             live = await self._claim(
                 context, await _send_message(context, message, session, id, kind, history, files), form
             )
-            return await self._conclude(live, await live.conversation.attend(), form)
+            async with live:
+                return await self._conclude(live, await live.conversation.attend(), form)
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
@@ -535,7 +536,8 @@ class Agent(AgentProgram):
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
         live = await self._claim(context, begun, form, watching, waits)
-        return await self._conclude(live, await live.conversation.attend(), form)
+        async with live:
+            return await self._conclude(live, await live.conversation.attend(), form)
 
     async def _claim(
         self,

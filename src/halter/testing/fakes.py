@@ -131,6 +131,9 @@ class Relay:
     async def leave(self, worker: WorkerId) -> None:
         await self._passed(lambda: self._store.leave(worker))
 
+    async def release(self, lease: Lease) -> None:
+        await self._passed(lambda: self._store.release(lease))
+
     async def ask(self, query: Query[T]) -> Sequence[T]:
         return await self._passed(lambda: self._store.ask(query))
 

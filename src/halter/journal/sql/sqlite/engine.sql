@@ -122,6 +122,10 @@ ON CONFLICT (worker) DO NOTHING;
 -- A worker ends in good order: its leases are over at once.
 UPDATE workers SET alive_until = 0 WHERE worker = :worker;
 
+-- name: release
+-- A worker gives one session back.
+UPDATE sessions SET owner = '' WHERE session = :session AND owner = :worker AND generation = :generation;
+
 -- name: owned
 -- What a worker still owns.
 SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
