@@ -29,7 +29,7 @@ def start_session(
     """Begin an independent session; a large task is stored as a blob first. `more` is written with the start.
 
     With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
-    store never heard of is never found dead.
+    store never heard of is found dead only after another worker has begun.
     """
     _check_id(event.session)
     event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT))
