@@ -53,8 +53,8 @@ class Bench:
         if fallback:
             more["fallback_models"] = [Scripted(fallback, self.clock, ModelName("scripted", "second"))]
         home = {"HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / ".local" / "state")}
-        more = {"clock": self.clock, "lease": 3600, "environ": home, "person": "ada", **more}
-        return Agent("desk", store=self.file, **more)
+        known = {"store": self.file, "clock": self.clock, "lease": 3600, "environ": home, "person": "ada"}
+        return Agent("desk", **{**known, **more})
 
     async def person(self, *writes: Any) -> None:
         """Write what a person writes, from elsewhere."""

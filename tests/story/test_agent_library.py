@@ -16,11 +16,15 @@ from loops import calls, fails, says, used
 from pydantic import BaseModel
 
 from halter import Agent, Deps, Result, RunFailed, StreamChunk
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
+from halter.core.ids import SortableIds
 from halter.core.money import Account
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.ledger import change_cap
+from halter.journal.open import open_store
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime
 from tests.processes import live_at
@@ -257,6 +261,29 @@ async def test_a_run_whose_task_was_cancelled_is_resumed_in_the_same_program(ben
         result = await agent.resume("mine")
     assert (result.state, result.text) == ("COMPLETED", "Done.")
     bench.balanced(result)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_a_run_that_was_cancelled_at_any_moment_is_resumed_in_the_same_program(
+    bench: Bench, kind: str, request: pytest.FixtureRequest
+) -> None:
+    clock = SystemClock()
+    url = str(bench.file) if kind == "sqlite" else request.getfixturevalue("postgres_schema_url")
+    store = open_store(url, clock=clock, ids=SortableIds(clock.now))
+    resumed = 0
+    async with bench.agent(*[says("Done.")] * 200, store=url, clock=clock, lease=5) as agent:
+        for passes in range(40):
+            run = asyncio.create_task(agent.run("go", id=f"run-{passes}" if passes % 2 else ""))
+            for _ in range(passes if kind == "sqlite" else passes**2):
+                await asyncio.sleep(0)
+            run.cancel()
+            await asyncio.wait([run])
+            for row in await store.ask(Query("all_sessions", SessionRow)):
+                if row.ended_at is None:
+                    assert (await agent.resume(row.session)).state == "COMPLETED"
+                    resumed += 1
+    await store.close()
+    assert resumed > 3
 
 
 async def test_a_question_is_answered_by_going_on(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock, format_duration
-from halter.core.errors import StoreUnavailable
+from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import GuardrailTriggered, SessionParked
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write, read_stream
@@ -114,10 +114,18 @@ async def _send_heartbeat(
 
 
 async def take_lease(store: Store, clock: Clock, worker: WorkerId, session: SessionId, patience: int) -> Lease | None:
-    """Claims one session, waiting for the lease of an owner that may have died."""
+    """Claims one session, waiting for the lease of an owner that may have died. If it is cancelled, it takes none."""
     deadline = clock.now() + patience
     while True:
-        leases = await store.claim(worker, 1, session)
+        claim = asyncio.ensure_future(store.claim(worker, 1, session))
+        try:
+            leases = await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            # The store does what it was asked for all the same.
+            with suppress(StoreError):
+                for lease in await claim:
+                    await store.release(lease)
+            raise
         if leases:
             return leases[0]
         if clock.now() >= deadline:

@@ -31,6 +31,7 @@ from halter.core.text import from_body, join_names, shorten, to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.past import has_denial, number_calls, read_past
@@ -198,7 +199,13 @@ async def open_session(
     body = to_body(redact(text))
     new = SessionId(event.session)
     lease = Lease(new, context.worker, 1) if attends and not session else None
-    committed = await store.commit(lifecycle.start_session(event, *await offload_body(store, body), more, lease))
+    start = lifecycle.start_session(event, *await offload_body(store, body), more, lease)
+    try:
+        committed = await store.commit(start)
+    except asyncio.CancelledError:
+        if lease is not None:
+            await run_shielded(store.release(lease))
+        raise
     if committed.repeated and lease is None:
         return BegunSession(new)
     if kind == "chat":
@@ -357,7 +364,13 @@ async def claim_session(
     if lease is None:
         raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
     events = begun.events if lease.generation == 1 else ()
-    return await build_live_session(context, row, lease, watching=watching, waits=waits, answer=answer, begun=events)
+    try:
+        return await build_live_session(
+            context, row, lease, watching=watching, waits=waits, answer=answer, begun=events
+        )
+    except asyncio.CancelledError:
+        await run_shielded(context.store.release(lease))
+        raise
 
 
 async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
