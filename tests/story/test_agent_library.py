@@ -270,10 +270,23 @@ async def test_a_run_that_was_cancelled_at_any_moment_is_resumed_in_the_same_pro
     clock = SystemClock()
     url = str(bench.file) if kind == "sqlite" else request.getfixturevalue("postgres_schema_url")
     store = open_store(url, clock=clock, ids=SortableIds(clock.now))
-    resumed = 0
-    async with bench.agent(*[says("Done.")] * 200, store=url, clock=clock, lease=5) as agent:
-        for passes in range(40):
+    agent = bench.agent(*[calls("look"), says("Done.")] * 100, store=url, clock=clock, lease=5)
+    looking, resumed = asyncio.Event(), 0
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look() -> str:
+        """Look for some passes of the event loop."""
+        looking.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return "nothing"
+
+    async with agent:
+        for passes in range(30):
+            looking.clear()
             run = asyncio.create_task(agent.run("go", id=f"run-{passes}" if passes % 2 else ""))
+            if not passes:
+                await looking.wait()
             for _ in range(passes if kind == "sqlite" else passes**2):
                 await asyncio.sleep(0)
             run.cancel()
