@@ -295,11 +295,15 @@ def test_a_number_and_its_noun_agree() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(
+    tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
+) -> None:
     """The signal goes to the whole group, as from a terminal, and more than once.
 
-    Whoever runs the tests may have said to ignore these signals, which a process hands down: `env` takes it back.
+    Whoever runs the tests may have said to ignore these signals, which a process hands down: `env` takes it back. The
+    name of the folder is short, since that of a socket in it must be.
     """
+    tmp_path = tmp_path_factory.mktemp("d")
     command = ["env", "--default-signal", sys.executable, "-m", "halter", "drill", "race", "--seeds", "4"]
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
