@@ -1,6 +1,7 @@
 """Plain functions as tools: what they take, what they give, how they fail, and how they are stopped."""
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -398,6 +399,21 @@ async def test_an_isolated_function_that_fails_or_dies_is_a_failure_with_what_it
         await ran(isolated_failure, how=how)
     assert str(failed.value) == told
     assert failed.value.partial == "so far so good\n"
+
+
+async def test_an_isolated_function_whose_module_cannot_be_imported_there_is_a_failure_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import halter\n\n\n@halter.tool(isolate=True)\ndef sell() -> None:\n    'Sell.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    subject = importlib.import_module("shop").sell
+    (tmp_path / "shop.py").write_text("import no_such_module\n")
+    with pytest.raises(
+        Failed, match=r"^ModuleNotFoundError: shop cannot be imported: No module named 'no_such_module'$"
+    ):
+        await ran(subject)
 
 
 async def test_an_isolated_function_cannot_flood() -> None:

@@ -46,14 +46,16 @@ def _run_job(job: IsolatedJob) -> bytes:
 
 
 def _find_tool(job: IsolatedJob) -> FunctionTool:
-    module = _load_object(job)
-    found: Any = module
+    try:
+        found: Any = _load_module(job)
+    except Exception as wrong:
+        raise Failed(type(wrong).__name__, f"{job.module} cannot be imported: {wrong}") from wrong
     for part in job.name.split("."):
         found = getattr(found, part)
     return found if isinstance(found, FunctionTool) else tool(found)
 
 
-def _load_object(job: IsolatedJob) -> Any:
+def _load_module(job: IsolatedJob) -> Any:
     """Import a module by its name, or by its file if no import would find it."""
     if job.module != "__main__":
         try:
@@ -63,7 +65,7 @@ def _load_object(job: IsolatedJob) -> Any:
                 raise
     spec = importlib.util.spec_from_file_location("__isolated__", job.file)
     if spec is None or spec.loader is None:
-        raise Failed("ModuleNotFoundError", f"no module can be loaded from {job.file}")
+        raise ModuleNotFoundError(f"no module can be loaded from {job.file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules["__isolated__"] = module
     spec.loader.exec_module(module)
