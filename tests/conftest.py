@@ -89,16 +89,18 @@ def use_memory_as_disk() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 
 
-def keep_state_apart(config: pytest.Config) -> None:
-    """Give the tests a state folder of their own: what is kept there of stores must not meet the next run's."""
+def keep_home_apart(config: pytest.Config) -> None:
+    """Give the tests a home of their own: what is kept there of stores must not meet the next run's."""
     if not hasattr(config, "workerinput"):
-        os.environ["XDG_STATE_HOME"] = folder = tempfile.mkdtemp(prefix="halter-state-")
+        os.environ["HOME"] = folder = tempfile.mkdtemp(prefix="halter-home-")
+        for xdg in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+            os.environ.pop(xdg, None)
         config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     use_memory_as_disk()
-    keep_state_apart(config)
+    keep_home_apart(config)
     # Those who help the stories along are plain functions, and processes that they start are told the same way.
     os.environ[DISPATCHER] = config.getoption("--dispatcher")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):

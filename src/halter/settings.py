@@ -43,6 +43,14 @@ class Settings(msgspec.Struct, frozen=True):
     hooks: Path | None = None
 
 
+def find_home(environ: Mapping[str, str]) -> Path | None:
+    """Returns the home folder of this environment, else of this process's user, or None where there is none."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        return None
+
+
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
     """Use the arguments, else the environment, else the default paths under the home folder."""
 

@@ -89,7 +89,6 @@ async def test_a_secret_that_comes_into_the_environment_between_two_runs_is_hidd
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(bench.folder))
-    monkeypatch.delenv("XDG_STATE_HOME")
     agent = bench.agent(calls("look"), says("Done."), calls("look"), says("Done."), environ=os.environ)
 
     @agent.tool(level="SAFE", effect="read")

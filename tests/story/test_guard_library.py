@@ -35,7 +35,6 @@ def guard_in(folder: Path, **more: Any) -> Guard:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_STATE_HOME")
 
 
 async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from halter.present.tables import build_audit_sheet, describe_audit_entry
 from halter.runtime.feed import EVERYTHING, Follower, read_stream_heads, watch_growth
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
+from halter.settings import find_home
 from halter.state.audit import (
     AuditEntry,
     AuditRecord,
@@ -77,10 +78,10 @@ def cursor_path(environ: Mapping[str, str], name: str) -> Path:
         return Path(environ["HALTER_CURSORS"]) / f"{name}.json"
     if environ.get("XDG_STATE_HOME"):
         return Path(environ["XDG_STATE_HOME"]) / "halter" / "cursors" / f"{name}.json"
-    try:
-        return Path.home() / ".local/state/halter/cursors" / f"{name}.json"
-    except RuntimeError:
-        raise ConfigError("You have no home folder, and HALTER_CURSORS is not set: set it, or HOME.") from None
+    home = find_home(environ)
+    if home is None:
+        raise ConfigError("You have no home folder, and HALTER_CURSORS is not set: set it, or HOME.")
+    return home / ".local/state/halter/cursors" / f"{name}.json"
 
 
 def read_cursor(path: Path, store: str) -> ReadPosition:

@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
-from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Final, NoReturn, TypeVar, get_args, get_type_hints
 
@@ -41,7 +40,7 @@ from halter.operations import desk as desks
 from halter.operations.desk import Desk, Done, Who
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, find_continuity, open_runtime
-from halter.settings import Settings, read_settings
+from halter.settings import Settings, find_home, read_settings
 
 T = TypeVar("T")
 
@@ -78,11 +77,7 @@ def read_cli_settings(store: str | None) -> Settings:
     """Read the environment, here and nowhere further in."""
     if store == "":
         fail("--store is empty: name a store, or omit the option for the default one.", EXIT_USAGE)
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = None
-    return read_settings(os.environ, home, store)
+    return read_settings(os.environ, find_home(os.environ), store)
 
 
 def run_with_app(

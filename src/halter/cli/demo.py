@@ -24,7 +24,7 @@ from halter.core.errors import ConfigError
 from halter.core.text import format_count
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
-from halter.settings import name_person
+from halter.settings import find_home, name_person
 
 if TYPE_CHECKING:
     from halter.cli.terminal import Printer
@@ -74,7 +74,9 @@ def _run_night(*, as_json: bool, kept: bool) -> None:
     if kept:
         from halter.demo.place import find_demo_folder, keep_night
 
-        with keep_night(find_demo_folder(os.environ, _home()), name_person(os.environ), SystemClock().now()) as record:
+        with keep_night(
+            find_demo_folder(os.environ, find_home(os.environ)), name_person(os.environ), SystemClock().now()
+        ) as record:
             print_conclusion(run_whole_night(quiet=False, record=record))
     else:
         print_conclusion(run_whole_night(quiet=False))
@@ -86,7 +88,7 @@ def _live(*, browser: bool) -> None:
     from halter.demo.place import choose_demo_model, find_demo_folder, lay_out_files
 
     person = name_person(os.environ)
-    place = report_errors(lambda: find_demo_folder(os.environ, _home()))
+    place = report_errors(lambda: find_demo_folder(os.environ, find_home(os.environ)))
     model = choose_demo_model(os.environ)
     furnished = report_errors(lambda: lay_out_files(place, model, person, SystemClock().now()))
     words = describe_demo(place, model, furnished, _find_hidden_program())
@@ -105,13 +107,6 @@ def _live(*, browser: bool) -> None:
             raise
         # A terminal has just shown the keys that were pressed.
         say(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home()
-    except RuntimeError:
-        return None
 
 
 def _find_hidden_program() -> Path | None:

@@ -39,7 +39,7 @@ from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
-from halter.settings import Settings, read_settings
+from halter.settings import Settings, find_home, read_settings
 from halter.tasks.result import Result, build_result, find_accepted_call
 from halter.tools.answer_form import AnswerForm, Validator
 from halter.tools.function_tool import FunctionTool, ToolOptions
@@ -228,11 +228,7 @@ def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, 
     """Returns the given settings, or the command line's: checkpoints and keys are kept in the same places."""
     if "settings" in options:
         return options["settings"]
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = None
-    settings = read_settings(environ, home, store)
+    settings = read_settings(environ, find_home(environ), store)
     return replace(settings, person=options["person"]) if "person" in options else settings
 
 
