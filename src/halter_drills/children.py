@@ -6,6 +6,7 @@ They are forked from multiprocessing's fork server, which has no threads, so a c
 import asyncio
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVarTuple
 
 import msgspec
 
-from halter.core.errors import HalterError
+from halter.core.errors import ConfigError, HalterError
 from halter_drills import DRILLS
 from halter_drills.drill import DrillBroken, faults, sentence
 
@@ -37,6 +38,9 @@ class Pipe(Protocol):
 
 PATIENCE: Final = 60.0
 """Seconds after which a silent child counts as stuck."""
+
+LONGEST_SOCKET_PATH: Final = 107
+"""Bytes of the name of a socket on Linux."""
 
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -138,6 +142,7 @@ class Children:
     """Starts children; `children` makes it, and kills those that are left."""
 
     def __init__(self, preload: Sequence[str]) -> None:
+        _check_socket_folder(Path(tempfile.gettempdir()))
         with _undisturbed():
             resource_tracker.ensure_running()  # Done later, this would let through the signals that are to wait.
         self._context = get_context("forkserver")
@@ -178,6 +183,12 @@ class Children:
         for child in self._started:
             child.end()
         self._started.clear()
+
+
+def _check_socket_folder(folder: Path) -> None:
+    """Refuse a folder whose name leaves no room for that of a socket, by which new processes are asked for."""
+    if len(os.fsencode(folder)) + len("/pymp-12345678/listener-12345678") > LONGEST_SOCKET_PATH:
+        raise ConfigError(f"The name of the temporary folder {folder} is too long for a socket: set TMPDIR to another.")
 
 
 @contextmanager

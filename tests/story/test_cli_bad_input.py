@@ -317,3 +317,16 @@ def test_a_drill_that_is_told_to_end_cleans_up_and_says_so(
     assert drill.returncode == 130
     assert said == b"Interrupted. The drill has removed its own store, and touched no other.\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drill_says_which_folder_has_too_long_a_name_for_its_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "halter", "drill", "race", "--seeds", "2"]
+    drill = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert drill.returncode == 3
+    assert drill.stderr == (
+        f"The name of the temporary folder {folder} is too long for a socket: set TMPDIR to another.\n"
+    )
+    assert list(folder.iterdir()) == []
