@@ -160,6 +160,17 @@ async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(b
     assert heard(result.messages) == ["look", "Look here, too."]
 
 
+async def halted_while_asked(bench: Bench, agent: Agent, asked: asyncio.Event) -> None:
+    """Halt an agent that waits for a decision: its question must be withdrawn."""
+    async with agent:
+        running = asyncio.ensure_future(agent.run("go"))
+        await asked.wait()
+        await bench.person(halt("agent:desk", "ada", "h1"))
+        result = await running
+    assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
+    assert len(bench.facts("decision_withdrawn")) == 1
+
+
 async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(bench: Bench) -> None:
     agent = bench.agent(calls("send"), says("Done."), waits=lambda *_: asked.set())
     asked = asyncio.Event()
@@ -169,13 +180,7 @@ async def test_a_question_that_is_open_when_a_begun_session_ends_is_withdrawn(be
         """Send."""
         return "sent"
 
-    async with agent:
-        running = asyncio.ensure_future(agent.run("send it"))
-        await asked.wait()
-        await bench.person(halt("agent:desk", "ada", "h1"))
-        result = await running
-    assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
-    assert len(bench.facts("decision_withdrawn")) == 1
+    await halted_while_asked(bench, agent, asked)
 
 
 @pytest.mark.parametrize(
@@ -247,13 +252,7 @@ async def test_a_question_for_more_money_that_is_open_when_a_begun_session_ends_
         """Look."""
         return "nothing"
 
-    async with agent:
-        running = asyncio.ensure_future(agent.run("look"))
-        await asked.wait()
-        await bench.person(halt("agent:desk", "ada", "h1"))
-        result = await running
-    assert (result.state, len(bench.facts("decision_asked"))) == ("HALTED", 1)
-    assert len(bench.facts("decision_withdrawn")) == 1
+    await halted_while_asked(bench, agent, asked)
 
 
 async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(world: World, tmp_path: Path) -> None:
