@@ -5,6 +5,7 @@ the live one. While only trusted places have spoken nothing is judged, and nothi
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -15,7 +16,7 @@ from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.spec import ProvenanceMode, ResolvedPolicy
 from halter.core.text import shorten, to_body, to_one_line
 from halter.core.tools import ToolSpec
-from halter.core.vocabulary import REFUSAL_OUTCOMES
+from halter.core.vocabulary import REFUSAL_OUTCOMES, Origin
 from halter.guard.provenance import Provenance
 
 ActiveMode = Literal["observe", "ask", "strict"]
@@ -61,6 +62,19 @@ class SessionBrake:
     While it is clean, what it hears and does is only kept; it is folded when the first untrusted text comes.
     """
 
+    __slots__ = (
+        "_declarations",
+        "_kept",
+        "_policy",
+        "_provenance",
+        "_specs",
+        "_started",
+        "clean",
+        "locked",
+        "mode",
+        "task",
+    )
+
     def __init__(
         self, mode: ActiveMode, policy: ResolvedPolicy, specs: Mapping[str, ToolSpec], known: Declarations | None = None
     ) -> None:
@@ -71,8 +85,8 @@ class SessionBrake:
         self._policy = policy
         self._specs = specs
         self._declarations: Declarations = {} if known is None else known
-        self._kept: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._started: dict[str, None] = {}
+        self._kept: list[tuple[Callable[..., None], *tuple[Any, ...]]] = []
+        self._started: dict[str, None] | None = None
         self.task = ""
 
     def declaration(self, tool: str) -> Declaration:
@@ -88,7 +102,7 @@ class SessionBrake:
         """A text reached the prompt."""
         if part.trusted and not part.reason:
             self.task = part.text
-        source = Source(part.origin, part.source, part.trusted)
+        source = _name_source(part.origin, part.source, part.trusted)
         taints = not part.trusted and bool(part.text.strip())
         self._fold(Provenance.hear, part.text, source, taints=taints)
 
@@ -163,7 +177,8 @@ class SessionBrake:
         if isinstance(event, CallRefused):
             denied = event.outcome == "approval_denied" and event.decision and event.flaws
             self.locked = self.locked or bool(denied and self._policy.locks)
-        elif event.call not in self._started:
+        elif self._started is None or event.call not in self._started:
+            self._started = self._started or {}
             self._started[event.call] = None
             if body is None:
                 self._fold(Provenance.act_erased, event.tool, taints=False)
@@ -200,13 +215,18 @@ class SessionBrake:
         if not self.clean:
             step(self._provenance, *said)
             return
-        self._kept.append((step, said))
+        self._kept.append((step, *said))
         if taints:
             # Only now: a session that waits for its first answer needs none.
             seen = self._provenance = Provenance()
             kept, self._kept, self.clean = self._kept, [], False
-            for each, known in kept:
+            for each, *known in kept:
                 each(seen, *known)
+
+
+@lru_cache(maxsize=256)
+def _name_source(origin: Origin, name: str, trusted: bool) -> Source:  # noqa: FBT001 As the text has it.
+    return Source(origin, name, trusted)
 
 
 def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, agreed: bool) -> None:  # noqa: FBT001

@@ -274,10 +274,10 @@ class ModelDoor:
         flying = await self._admit(lease, standing, request, model, attempt, waited)
         if not isinstance(flying, _RequestInFlight):
             return flying
-        sent, permit, listen = flying.sent, flying.permit, request.listen
-        if listen is None:
-            return await self._answer(flying, model.ask(sent, permit, None), standing.scopes)
-        return await self._stream(flying, listen, lambda hear: model.ask(sent, permit, hear), standing.scopes)
+        if request.listen is None:
+            return await self._answer(flying, model.ask(flying.sent, flying.permit, None), standing.scopes)
+        ask = partial(model.ask, flying.sent, flying.permit)
+        return await self._stream(flying, request.listen, ask, standing.scopes)
 
     async def halted(self, scopes: Sequence[str]) -> str | None:
         """The first of these scopes that is halted."""

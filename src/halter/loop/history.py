@@ -324,7 +324,7 @@ class Transcript:
         self.turn = 0
         self.sent: list[Message] = []
         """What is sent, without the ending of each request. Of what is there only the last message may change."""
-        self._as_text: list[Message] = []
+        self._as_text: tuple[Message, ...] = ()
         self.size = 0
         """Upper bound of the tokens of what is sent."""
         self.audio = 0
@@ -355,7 +355,7 @@ class Transcript:
     def to_text(self) -> list[Message]:
         """What is sent, for a model that knows calls and results only as text."""
         new = self.sent[len(self._as_text) :]
-        self._as_text += map(to_text_message, new[:-1])
+        self._as_text += tuple(map(to_text_message, new[:-1]))
         return [*self._as_text, *map(to_text_message, new[-1:])]
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
@@ -370,7 +370,7 @@ class Transcript:
         return fit_history(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
-        self.cut, self.marker, self._as_text = cut, marker, []
+        self.cut, self.marker, self._as_text = cut, marker, ()
         self.sent = list(build_history_view(self.messages, cut, marker))
         self.size = sum(map(measure_message, self.sent))
         self.audio = count_audio_tokens(self.sent)
@@ -446,10 +446,10 @@ class SessionHistory:
         self._min_sleep = min_sleep
         self.turn = _NO_TURN
         self.transcript = Transcript()
-        self.done: dict[str, ToolResult] = {}
+        self.done: Mapping[str, ToolResult] = _NOTHING
         self._nonces: Mapping[str, str] = _NOTHING
         """Those of the requests under way."""
-        self.foreseen: dict[str, str] = {}
+        self.foreseen: Mapping[str, str] = _NOTHING
         """Predictions of the step's calls; the model is shown them beside the results."""
         self._cut_short = ""
         """What a cancelled answer had said; it is part of the history if the turn ends there."""
@@ -505,8 +505,12 @@ class SessionHistory:
                 said += (part,)
         if said or calls:
             self.transcript.add(Message("assistant", said + calls))
-        self.done = {}
+        self.done = _NOTHING
         self.turn = turn.thought(reply, calls, at)
+
+    def keep(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
+        """Keep a call's result until all of the step are there."""
+        self.done = {**self.done, call.id: describe_call_result(call, outcome, text, partial)}
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
@@ -514,7 +518,7 @@ class SessionHistory:
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
         if self.brake is not None:
             self._observe(calls, results, self.brake)
-        self.done = {}
+        self.done = _NOTHING
         self.turn = self.turn.acted(calls, results, at)
 
     def _observe(self, calls: Iterable[ToolCall], results: Iterable[ToolResult], brake: SessionBrake) -> None:
@@ -526,7 +530,9 @@ class SessionHistory:
         self._erased = ()
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
-        said = [(call, self.foreseen.pop(call_id(self.session, call), "")) for call in calls]
+        foreseen = dict(self.foreseen)
+        said = [(call, foreseen.pop(call_id(self.session, call), "")) for call in calls]
+        self.foreseen = foreseen
         return [describe_prediction(call, text) for call, text in said if text]
 
     def situation(self) -> str:
@@ -543,7 +549,8 @@ class SessionHistory:
         # A request refused by a cap may be retried; all other outcomes are final.
         if self.turn.capped and not self.turn.over:
             self.turn = self.turn.uncapped()
-        self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
+        if self.done:
+            self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
     async def _take_in(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
@@ -638,7 +645,8 @@ class SessionHistory:
     ) -> None:
         match event:
             case ev.CallStarted():
-                self.done.pop(event.call.removeprefix(f"{self.session}."), None)
+                call = event.call.removeprefix(f"{self.session}.")
+                self.done = {each: result for each, result in self.done.items() if each != call}
                 if event.effect == "write":
                     self.acts(stored.at)
             case ev.CallSettled():
@@ -689,12 +697,12 @@ class SessionHistory:
         if call and rest and event.outcome == "ok" and (body := await read(stored)):
             reply = msgspec.json.decode(body, type=Reply)
             text = "" if reply.stop == "refused" else reply.text.strip()
-            self.foreseen[call] = f"{SIMULATION_LABEL} {text}" if text else ""
+            self.foreseen = {**self.foreseen, call: f"{SIMULATION_LABEL} {text}" if text else ""}
 
     def _keep(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
         for each in self.turn.calls:
             if call_id(self.session, each) == call:
-                self.done[each.id] = describe_call_result(each, outcome, text, partial)
+                self.keep(each, outcome, text, partial)
 
     def _is_models(self, call: str) -> bool:
         """Whether the model made the call, also where its reply is erased. Other writers use other ids."""

@@ -46,7 +46,7 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import PromptSize, SessionHistory, call_id, describe_call_result, parse_attempt
+from halter.loop.history import PromptSize, SessionHistory, call_id, parse_attempt
 from halter.loop.prompt import (
     ContextWindow,
     LoopSettings,
@@ -162,7 +162,7 @@ class TurnLoop:
         self._start = thinking.start
         self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
         # Of the history, not of the loop: what refers to itself waits for the garbage collector.
-        running.rested, running.foreseen = self._recalled.wait, self._recalled.foreseen
+        running.notes = self._recalled
 
     @property
     def turn(self) -> Turn:
@@ -408,7 +408,7 @@ class TurnLoop:
 
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         for call, answer in zip(calls, answers, strict=True):
-            self._recalled.done[call.id] = describe_call_result(call, answer.outcome, answer.text, answer.partial)
+            self._recalled.keep(call, answer.outcome, answer.text, answer.partial)
             if answer.staged:
                 self._recalled.staged += (call,)
             if answer.overrun:
@@ -448,7 +448,7 @@ class TurnLoop:
         if replay(events).in_flight:
             return False
         self._recalled = SessionHistory(self._session, self.rules.min_sleep, self._make_brake())
-        self._running.rested, self._running.foreseen = self._recalled.wait, self._recalled.foreseen
+        self._running.notes = self._recalled
         await self._recalled.take_in(events, self._running.said)
         if self.turn.over:
             return True

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
@@ -141,7 +141,24 @@ WaitListener = Callable[[NeedsPerson, State], None]
 def _ignore_wait(_: NeedsPerson, __: State) -> None: ...
 
 
-def _ignore_rest(_: int) -> None: ...
+class StepNotes(Protocol):
+    """What is noted of a step as its calls are made: predictions by call id, which the model sees with the results."""
+
+    foreseen: Mapping[str, str]
+
+    def wait(self, duration: int) -> None:
+        """Note the length of a rest, which does not count as work."""
+
+
+class _LoneNotes:
+    """The notes of a session that takes no turns."""
+
+    __slots__ = ("foreseen",)
+
+    def __init__(self) -> None:
+        self.foreseen: Mapping[str, str] = {}
+
+    def wait(self, duration: int) -> None: ...
 
 
 CapListener = Callable[[ev.CostCapReached, int], None]
@@ -190,13 +207,12 @@ class SessionRuntime:
         "_waits",
         "capped",
         "ending",
-        "foreseen",
         "inbox_head",
         "lease",
+        "notes",
         "overrun",
         "past",
         "redacted",
-        "rested",
         "rested_at",
         "spent",
         "standing",
@@ -232,15 +248,12 @@ class SessionRuntime:
         self.rested_at = 0
         """How far the inbox had been read when the session last rested between two turns."""
         self._rests = 0
-        self.rested: Callable[[int], None] = _ignore_rest
-        """Called with the length of each rest, which does not count as work."""
         self.troubled: Callable[[], None] = _ignore_trouble
         """Called when no model answers the session, and when one does again."""
         self.capped: CapListener = ignore_cap
         """Called before the session sleeps until the window of a cap is over."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
-        self.foreseen: dict[str, str] = {}
-        """Predictions by call id; the model sees them with the result."""
+        self.notes: StepNotes = _LoneNotes()
         self.spent = _UNREAD.spent
         self.overrun = False
         """Whether something besides the turns passed a cap."""
@@ -327,8 +340,8 @@ class SessionRuntime:
             self._asks = self._asks or isinstance(answer, NeedsPerson)
             self._attempts = {**self._attempts, call.id: self._count_attempts(call) + 1}
         if answer.simulation:
-            self.foreseen[answer.call] = answer.simulation
-        elif said := self.foreseen.get(answer.call, ""):
+            self.notes.foreseen = {**self.notes.foreseen, answer.call: answer.simulation}
+        elif said := self.notes.foreseen.get(answer.call, ""):
             return msgspec.structs.replace(answer, simulation=said)
         return answer
 
@@ -690,7 +703,7 @@ class SessionRuntime:
         due = bool(committed.events) and await self.until_woken(wake_at, or_when)
         await self._woken("timer" if due else "decision")
         self.rested_at = self._seen
-        self.rested(self._clock.now() - began)
+        self.notes.wait(self._clock.now() - began)
 
     async def until_woken(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
         """Wait while the session rests; return whether its time has come.

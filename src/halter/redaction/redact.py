@@ -399,9 +399,8 @@ class PromptMasker:
         self._clean = CleanTexts()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
-        last = self._last.get(lease)
-        if last is None:
-            last = self._last[lease] = _LastRequest()
+        known = self._last.get(lease)
+        last = known or _LastRequest()
         # A long history is copied once and compared once, message by message: all else is done for what is new.
         said, count, redact = list(prompt.messages), len(last.said), self._redact
         new = said[count:]
@@ -423,6 +422,9 @@ class PromptMasker:
             last.masked += masked[:-1]
         said += new[:-1]
         last.said = said
+        if known is None and said:
+            # Of a first message alone there is nothing to remember: a session that waits for its first answer has none.
+            self._last[lease] = last
         if prompt.system is not last.system or prompt.tools is not last.tools:
             last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
             last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)

@@ -112,6 +112,7 @@ class AgentProgram(ABC):
         self._tools: list[Tool] = list(options.get("tools", ()))
         self._stack: AsyncExitStack | None = None
         self._open: AgentContext | None = None
+        self._call: AbstractAsyncContextManager[AgentContext] | None = None
 
     @overload
     def tool(self, function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
@@ -137,6 +138,7 @@ class AgentProgram(ABC):
         """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
+            self._call = nullcontext(self._open)
             self._stack = stack.pop_all()
         return self
 
@@ -144,7 +146,7 @@ class AgentProgram(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the store."""
-        stack, self._stack, self._open = self._stack, None, None
+        stack, self._stack, self._open, self._call = self._stack, None, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
@@ -272,6 +274,7 @@ class Agent(AgentProgram):
         self._said_of: AgentOptions = options
         self._folder: Path | None = None
         self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
+        self._log_wait: WaitListener = partial(_log_wait, name, self._settings.store)
         self._instructions: list[Callable[..., Any]] = []
         self._toolsets: list[Callable[..., Any]] = []
         self._validators: list[Callable[..., Any]] = []
@@ -566,16 +569,9 @@ class Agent(AgentProgram):
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
         return replace(result, output=None if arguments is None else await form.read(arguments))
 
-    def _log_wait(self, asked: "NeedsPerson", _: State) -> None:
-        """Say on the log, by default on stderr, why nothing seems to happen."""
-        from halter.journal.open import name_store_place
-
-        place = name_store_place(self._settings.store)
-        _LOG.warning("%s waits for your decision %s: halter inbox --store %s", self._name, asked.decision, place)
-
     def _for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
         """The open context, or one that is opened for this call alone."""
-        return self._opening() if self._open is None else nullcontext(self._open)
+        return self._call or self._opening()
 
     async def _bind(self, opened: "AgentContext", deps: Any) -> "AgentContext":
         """Returns the context of one run, with what depends on `deps`: tools, toolsets and instructions."""
@@ -665,6 +661,14 @@ class Agent(AgentProgram):
         said = self._said_of.get("mcp_servers", {})
         document = build_document({"mcpServers": dict(said)}, "the agent's mcp_servers")
         return parse_servers(document, Path.cwd(), self._environ) if said else ()
+
+
+def _log_wait(name: str, store: str, asked: "NeedsPerson", _: State) -> None:
+    """Say on the log, by default on stderr, why nothing seems to happen."""
+    from halter.journal.open import name_store_place
+
+    place = name_store_place(store)
+    _LOG.warning("%s waits for your decision %s: halter inbox --store %s", name, asked.decision, place)
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
