@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
 
 import msgspec
 
@@ -91,14 +92,42 @@ def read_cancelled_effect(cancelled: asyncio.CancelledError) -> CancelledEffect:
     return found if isinstance(found, CancelledEffect) else CancelledEffect()
 
 
-class _Flight(msgspec.Struct, eq=False):
-    """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it."""
+class WatchedEffect(msgspec.Struct, eq=False):
+    """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it.
 
+    It runs inside of `with`, and what it returns is put into `left`. The block raises Stopped, or CancelledError with a
+    CancelledEffect where the caller was cancelled; else what the effect raises.
+    """
+
+    watch: "HaltWatch"
     task: asyncio.Task[Any]
     scopes: tuple[str, ...]
     deadline: float
+    name: str
+    before: int
+    mark: object | None
+    left: object = None
     halted: str = ""
     late: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.watch.forget(self)
+        stops, cancelled = self.task.cancelling() - self.before, isinstance(error, asyncio.CancelledError)
+        # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
+        if not (stops or cancelled) or not (error is None or cancelled or isinstance(error, Exception)):
+            return
+        left = self.left if error is None else error
+        if (self.halted or self.late) and self.task.uncancel() == self.before:
+            if self.halted:
+                raise Stopped("external_halt", f"{self.halted} was halted.", left)
+            raise Stopped("timeout", f"TimeoutError: {self.name} took longer than it may", left)
+        # No subclass of it: `asyncio.timeout` around a session knows only the class itself.
+        raise asyncio.CancelledError(CancelledEffect(left, stops > 1))
 
 
 class HaltWatch:
@@ -112,7 +141,7 @@ class HaltWatch:
         self._store = store
         self._clock = clock
         self.pulse = LivenessWriter()
-        self._flights: dict[_Flight, None] = {}
+        self._flights: dict[WatchedEffect, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
@@ -120,41 +149,27 @@ class HaltWatch:
         self._polling: asyncio.Task[None] | None = None
 
     async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
-        """Run an effect until it is done, late or halted.
+        """Run an effect until it is done, late or halted."""
+        with self.over(scopes, allowed, name) as flight:
+            done = flight.left = await effect
+        return done
 
-        Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled; else what the effect
-        raises.
-        """
+    def over(self, scopes: tuple[str, ...], allowed: int, name: str = "") -> WatchedEffect:
+        """Watch over an effect of the current task, until the end of the `with` that it runs in."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
-        flight = _Flight(task, scopes, loop.time() + allowed / SECOND)
+        deadline, mark = loop.time() + allowed / SECOND, self.pulse.begin_call(name, allowed)
+        flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), mark)
         self._flights[flight] = None
-        if self._timer is None or flight.deadline < self._next or self._loop is not loop:
-            self._arm(loop, flight.deadline)
-        mark, before = self.pulse.begin_call(name, allowed), task.cancelling()
-        try:
-            done = await effect
-            # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
-            if task.cancelling() == before:
-                return done
-            left: object = done
-        except asyncio.CancelledError as error:
-            left = error
-        except Exception as error:
-            if task.cancelling() == before:
-                raise
-            left = error
-        finally:
-            del self._flights[flight]
-            if mark is not None:
-                self.pulse.end_call(mark)
-        stops = task.cancelling() - before
-        if (flight.halted or flight.late) and task.uncancel() == before:
-            if flight.halted:
-                raise Stopped("external_halt", f"{flight.halted} was halted.", left)
-            raise Stopped("timeout", f"TimeoutError: {name} took longer than it may", left)
-        # No subclass of it: `asyncio.timeout` around a session knows only the class itself.
-        raise asyncio.CancelledError(CancelledEffect(left, stops > 1))
+        if self._timer is None or deadline < self._next or self._loop is not loop:
+            self._arm(loop, deadline)
+        return flight
+
+    def forget(self, flight: WatchedEffect) -> None:
+        """Watch no longer over an effect that has ended."""
+        del self._flights[flight]
+        if flight.mark is not None:
+            self.pulse.end_call(flight.mark)
 
     def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         """Set the timer for the next deadline or poll, whichever comes first."""
@@ -185,7 +200,7 @@ class HaltWatch:
             hits = {flight: halted.intersection(flight.scopes) for flight in self._flights}
             self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
 
-    def _stop(self, flights: Mapping[_Flight, str]) -> set[asyncio.Task[Any]]:
+    def _stop(self, flights: Mapping[WatchedEffect, str]) -> set[asyncio.Task[Any]]:
         """Stop effects that are late, or halted by a scope; return the tasks in which something is being stopped.
 
         Of effects inside of each other the innermost is stopped first, and the next one when that has ended: told twice

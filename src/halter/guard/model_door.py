@@ -10,7 +10,7 @@ and hold, and its outcome is a value that says whether another attempt makes sen
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -21,7 +21,7 @@ from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.ids import Digest, session_stream
-from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, TextListener, count_audio_tokens
+from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.tools import Permit
@@ -274,32 +274,30 @@ class ModelDoor:
         flying = await self._admit(lease, standing, request, model, attempt, waited)
         if not isinstance(flying, _RequestInFlight):
             return flying
-        if request.listen is None:
-            return await self._answer(flying, model.ask(flying.sent, flying.permit, None), standing.scopes)
-        ask = partial(model.ask, flying.sent, flying.permit)
-        return await self._stream(flying, request.listen, ask, standing.scopes)
+        # Thousands of requests may wait here: what is done before and after has frames of its own.
+        voice = None if request.listen is None else self._open_stream(flying, request.listen)
+        answer: AnsweredRequest | FailedRequest | None = None
+        try:
+            try:
+                with self._halts.over(standing.scopes, request.timeout, flying.flight.name) as watched:
+                    reply = watched.left = await model.ask(flying.sent, flying.permit, voice and voice.hear)
+            except (asyncio.CancelledError, Stopped, TimeoutError, ModelError) as error:
+                answer = await self._fail(flying, error, voice)
+            else:
+                answer = await self._take(flying, reply)
+            return answer
+        finally:
+            if voice is not None:
+                voice.finish(whole=isinstance(answer, AnsweredRequest))
 
     async def halted(self, scopes: Sequence[str]) -> str | None:
         """The first of these scopes that is halted."""
         return await self._halts.now(scopes)
 
-    async def _stream(
-        self,
-        flying: _RequestInFlight,
-        listen: ChunkListener,
-        ask: Callable[[TextListener], Coroutine[Any, Any, Reply]],
-        scopes: tuple[str, ...],
-    ) -> AnsweredRequest | FailedRequest:
-        """Stream the answer to the listener, who always receives its end."""
+    def _open_stream(self, flying: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
+        """Stream the answer to a listener, who always receives its end."""
         mask = RehydratingMask(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
-        voice = AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
-        whole = False
-        try:
-            answer = await self._answer(flying, ask(voice.hear), scopes, voice.said)
-            whole = isinstance(answer, AnsweredRequest)
-            return answer
-        finally:
-            voice.finish(whole=whole)
+        return AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
 
     async def _admit(
         self, lease: Lease, standing: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
@@ -361,36 +359,37 @@ class ModelDoor:
             return FailedRequest(flight.id, "unknown", error, may_retry=True)
         return None
 
-    async def _answer(
+    async def _fail(
         self,
         flying: _RequestInFlight,
-        asks: Coroutine[Any, Any, Reply],
-        scopes: tuple[str, ...],
-        heard: Sequence[str] = (),
-    ) -> AnsweredRequest | FailedRequest:
-        """Wait for the model and settle, also when halted, timed out or cancelled.
+        error: asyncio.CancelledError | Stopped | TimeoutError | ModelError,
+        voice: AnswerStream | None,
+    ) -> FailedRequest:
+        """Settle a request that failed, was halted or timed out, or was cancelled, which is raised again.
 
-        What was `heard` of a cancelled answer is kept with it: a person who interrupts an answer has read that much.
+        What was heard of a cancelled answer is kept with it: a person who interrupts an answer has read that much.
         """
-        name = flying.flight.name
-        try:
-            reply = await self._halts.run(asks, scopes, flying.request.timeout, name)
-        except asyncio.CancelledError as stop:
-            left = read_cancelled_effect(stop).left
-            stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
-            if heard:
-                said = Text(mask_text("".join(heard), self._redact), "model", trusted=False)
-                stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((said,))))
-            await run_shielded(self._failed(flying, stopped))
-            raise
-        except Stopped as stop:
-            truth = self._cut(flying, stop.left, stop.outcome, str(stop))
-            return await self._failed(flying, msgspec.structs.replace(truth, may_retry=stop.outcome == "timeout"))
-        except TimeoutError as late:
-            truth = self._cut(flying, late, "timeout", f"TimeoutError: {name} took longer than it may")
-            return await self._failed(flying, msgspec.structs.replace(truth, may_retry=True))
-        except ModelError as error:
-            return await self._failed(flying, self._refused(flying, error))
+        match error:
+            case asyncio.CancelledError():
+                left = read_cancelled_effect(error).left
+                stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
+                if voice is not None and voice.said:
+                    said = Text(mask_text("".join(voice.said), self._redact), "model", trusted=False)
+                    stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((said,))))
+                await run_shielded(self._failed(flying, stopped))
+                raise error
+            case Stopped():
+                truth = self._cut(flying, error.left, error.outcome, str(error))
+                truth = msgspec.structs.replace(truth, may_retry=error.outcome == "timeout")
+            case TimeoutError():
+                late = f"TimeoutError: {flying.flight.name} took longer than it may"
+                truth = msgspec.structs.replace(self._cut(flying, error, "timeout", late), may_retry=True)
+            case ModelError():
+                truth = self._refused(flying, error)
+        return await self._failed(flying, truth)
+
+    async def _take(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
+        """Mask an answer and settle its cost."""
         if not _is_plausible_usage(reply.usage):
             # No store could keep such a report.
             reply = msgspec.structs.replace(reply, usage=None)
