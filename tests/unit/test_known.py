@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -112,6 +112,42 @@ def written(engine: SqliteEngine, row: HaltRow) -> None:
     known = engine.begin([FLEET]).loaded[FLEET]
     engine.save(changing(row) if known else Changes({row.key(): row}))
     engine.commit()
+
+
+def statements_of(engine: SqliteEngine, row: HaltRow) -> list[str]:
+    """What SQLite is told when a row is written that the engine may know."""
+    told: list[str] = []
+    connection = cast("ForkSafeConnection", vars(engine)["_connection"])
+    connection.set_trace_callback(told.append)
+    written(engine, row)
+    connection.set_trace_callback(None)
+    return [each for each in told if each.startswith("UPDATE")]
+
+
+def test_of_a_row_that_is_known_only_what_changes_is_written(engine: Callable[[], SqliteEngine]) -> None:
+    one = engine()
+    written(one, HALTED)
+    assert statements_of(one, HALTED) == []
+    assert statements_of(one, RESUMED) == ['UPDATE halts SET "halted" = 0, "at" = 2 WHERE "scope" = \'fleet\'']
+    assert seen(one) == RESUMED
+
+
+def test_what_another_wrote_is_compared_and_not_what_was_there_before(engine: Callable[[], SqliteEngine]) -> None:
+    one, other = engine(), engine()
+    written(one, HALTED)
+    written(other, RESUMED)
+    written(one, HALTED)
+    assert seen(other) == HALTED
+
+
+def test_what_was_undone_is_written_when_it_comes_again(engine: Callable[[], SqliteEngine]) -> None:
+    one = engine()
+    written(one, HALTED)
+    one.begin([FLEET])
+    one.save(changing(RESUMED))
+    one.rollback()
+    written(one, RESUMED)
+    assert seen(one) == RESUMED
 
 
 def seen(engine: SqliteEngine) -> object:

@@ -255,24 +255,31 @@ class RowStatements(msgspec.Struct, frozen=True):
 
     select: str
     insert: str
-    update: str
     delete: str
     clear: str
 
 
 @cache
 def make_row_statements(row: type[Row]) -> RowStatements:
-    """Derive the statements with `?` parameters; updates take the values first, then the key."""
-    columns = [f'"{field.name}"' for field in msgspec.structs.fields(row)]
-    key = " AND ".join(f'"{name}" = ?' for name in row.KEY)
-    values = columns[len(row.KEY) :]
+    """Derive the statements with `?` parameters."""
+    columns, key = [f'"{name}"' for name in row.__struct_fields__], _match_key(row)
     return RowStatements(
         select=f"SELECT {', '.join(columns)} FROM {row.TABLE} WHERE {key}",
         insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
-        update=f"UPDATE {row.TABLE} SET {', '.join(f'{column} = ?' for column in values)} WHERE {key}",
         delete=f"DELETE FROM {row.TABLE} WHERE {key}",
         clear=f"DELETE FROM {row.TABLE}",
     )
+
+
+@cache
+def make_update(row: type[Row], columns: Sequence[str]) -> str:
+    """The statement that sets some columns: it takes their values first, then the key."""
+    values = ", ".join(f'"{name}" = ?' for name in columns)
+    return f"UPDATE {row.TABLE} SET {values} WHERE {_match_key(row)}"
+
+
+def _match_key(row: type[Row]) -> str:
+    return " AND ".join(f'"{name}" = ?' for name in row.KEY)
 
 
 RunStatement = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
@@ -356,7 +363,7 @@ class RowCache:
         self._look = look
         self._version = version
         self._at = -1
-        self._rows: dict[RowKey, Row | None] = {}
+        self.rows: dict[RowKey, Row | None] = {}
         self._written: Changes | None = None
         self._writes: set[str] = set()
         """The keys of all writes to the streams that this connection began."""
@@ -368,10 +375,10 @@ class RowCache:
     def load(self, keys: Sequence[RowKey], postponed: set[RowKey] | None = None) -> dict[RowKey, Row | None]:
         """The rows with these keys. Given a set, what is made once and not known is added to it, and not looked up."""
         version = self._version()
-        if version != self._at or len(self._rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
+        if version != self._at or len(self.rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
             self.forget()
             self._at = version
-        known = self._rows
+        known = self.rows
         missed: dict[RowKey, Row | None] = {}
         for key in filterfalse(known.__contains__, keys):
             if postponed is not None and key[0] in MADE_ONCE:
@@ -402,7 +409,7 @@ class RowCache:
 
     def committed(self) -> None:
         """Know what was written. Append-only rows are rarely read again, so they are skipped."""
-        changes, self._written, rows = self._written, None, self._rows
+        changes, self._written, rows = self._written, None, self.rows
         if changes is None:
             return
         self._writes.update(map(_KEY_OF, changes.events))
@@ -419,10 +426,10 @@ class RowCache:
     def drop(self, rows: Iterable[RowKey]) -> None:
         """Forget rows that this connection has changed in another way than by writes."""
         for key in rows:
-            self._rows.pop(key, None)
+            self.rows.pop(key, None)
 
     def forget(self) -> None:
-        self._rows.clear()
+        self.rows.clear()
         self._written = None
         self._writes.clear()
         self._others.clear()

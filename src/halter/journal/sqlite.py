@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import compress
+from operator import ne
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -47,6 +49,7 @@ from halter.journal.engine import (
     list_named_blobs,
     load_queries,
     make_row_statements,
+    make_update,
     read_meta_values,
     read_schema_version,
     read_store_id,
@@ -480,7 +483,7 @@ class SqliteEngine:
     def write(self, changes: Changes) -> None:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         try:
-            statements = _group_row_statements(changes)
+            statements = _group_row_statements(changes, self._known.rows)
             statements[self._sql["append"]] = map(_to_event_parameters, changes.events)
             self._connection.execute_all(statements.items())
             if changes.erasures:
@@ -722,13 +725,24 @@ class SqliteEngine:
                 raise
 
 
-def _group_row_statements(changes: Changes) -> dict[str, Iterable[Any]]:
-    """Each statement once, with all its parameters: to begin one costs as much as to execute it."""
+def _group_row_statements(changes: Changes, known: Mapping[RowKey, Row | None]) -> dict[str, Iterable[Any]]:
+    """Each statement once, with all its parameters: to begin one costs as much as to execute it.
+
+    Of a row that is known only those columns are set that change: SQLite writes every index of a column that is set.
+    """
     found: dict[str, Any] = {}
     for (kind, _), row in changes.inserts.items():
         found.setdefault(make_row_statements(kind).insert, []).append(astuple(row))
-    for (kind, key), row in changes.updates.items():
-        found.setdefault(make_row_statements(kind).update, []).append((*astuple(row)[len(key) :], *key))
+    for place, row in changes.updates.items():
+        kind, key = place
+        values, before = astuple(row), known.get(place)
+        if before is None:
+            columns, values = kind.__struct_fields__[len(key) :], values[len(key) :]
+        else:
+            differs = [*map(ne, values, astuple(before))]
+            columns, values = tuple(compress(kind.__struct_fields__, differs)), compress(values, differs)
+        if columns:
+            found.setdefault(make_update(kind, columns), []).append((*values, *key))
     for kind, key in changes.deletes:
         found.setdefault(make_row_statements(kind).delete, []).append(key)
     return found
