@@ -124,6 +124,17 @@ async def test_reading_goes_on_after_any_place(store: JournalStore) -> None:
     assert await store.read(StreamId("nobody's")) == []
 
 
+async def test_what_is_read_later_ends_where_it_was_asked_and_outlives_its_store(store: JournalStore) -> None:
+    for number in range(3):
+        await store.commit(note(f"key {number}", body=b"said"))
+    known = await store.read(FLEET)
+    asked, unasked = [await store.read_later(FLEET, 2) for _ in range(2)]
+    await store.commit(note("later"))
+    assert [*asked()] == [*known[:2]]
+    await store.close()
+    assert [*asked()] == [*unasked()] == [*known[:2]]
+
+
 async def test_a_repeated_key_answers_as_the_first_did_and_appends_nothing(store: JournalStore) -> None:
     first = await store.commit(Write(FLEET, "key", lambda _: [Draft(incident("a"), b"said"), Draft(incident("b"))]))
     again = await store.commit(Write(FLEET, "key", lambda _: [Draft(incident("something else"))]))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from halter.core.rows import SessionRow
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.ledger import change_cap
 from halter.journal.open import open_store
+from halter.journal.retention import erase_session_bodies
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime
 from tests.processes import live_at
@@ -65,6 +67,43 @@ async def test_a_run_calls_tools_answers_and_tells_what_it_cost(bench: Bench) ->
     assert result.cost_usd == Decimal("0.0041")
     assert [line.name for line in result.receipt.calls] == ["weather"]
     assert result.raise_for_state() is result
+    bench.balanced(result)
+
+
+async def test_a_receipt_ends_with_its_run_whenever_it_is_asked_for(bench: Bench) -> None:
+    lines = [says(words, usage=used(1000, 0)) for words in ("One.", "Two.", "Three.")]
+    agent = bench.agent(*lines, fleet=PRICED)
+    async with agent:
+        first = await agent.run("go", kind="chat")
+        second = await agent.run("go on", session=first.session)
+        third = await agent.run("go on", session=first.session)
+        spent = [len(first.receipt.requests), len(second.receipt.requests)]
+    assert [*spent, len(third.receipt.requests)] == [1, 2, 3]
+    assert first.cost_usd * 3 == third.cost_usd > 0
+    copied = pickle.loads(pickle.dumps(third))  # noqa: S301 It was made here.
+    assert copied.receipt == third.receipt
+    bench.balanced(third)
+
+
+async def test_a_session_that_is_resumed_adds_nothing_to_the_receipt_of_its_end(bench: Bench) -> None:
+    agent = bench.agent(says("Done.", usage=used(1000, 0)), says("Again.", usage=used(1000, 0)), fleet=PRICED)
+    async with agent:
+        ended = await agent.run("go")
+        again = await agent.resume(ended.session, "once more")
+        assert (ended.receipt.state, len(ended.receipt.requests)) == ("COMPLETED", 1)
+        assert len(again.receipt.requests) == 2
+        assert ended.receipt.hash != again.receipt.hash
+
+
+async def test_what_is_erased_before_a_receipt_is_asked_for_counts_as_erased(bench: Bench) -> None:
+    agent = bench.agent(says("A word.", usage=used(1000, 0)), fleet=PRICED)
+    async with agent:
+        result = await agent.run("go")
+        store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+        await erase_session_bodies(store, [result.session], "ada")
+        await store.close()
+    assert result.receipt.erased > 0
+    assert result.text == "A word."
     bench.balanced(result)
 
 

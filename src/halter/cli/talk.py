@@ -524,7 +524,8 @@ async def _attend_session(
     )
     screen.end_line()
     near = await context.guard().near_budget(context.agent.standing(session))
-    return build_result(came, loop, session, await all_events(context.app, session_stream(session)), near_budget=near)
+    events = await all_events(context.app, session_stream(session))
+    return build_result(came, loop, session, lambda: events, near_budget=near)
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:

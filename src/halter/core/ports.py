@@ -264,6 +264,10 @@ class Store(Protocol):
         """The events of a stream that follow `after`, in order."""
         ...
 
+    async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
+        """The first events of a stream, up to `head`, read when they are asked for; at the latest before it closes."""
+        ...
+
     async def claim(
         self,
         worker: WorkerId,

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -20,7 +20,7 @@ from weakref import WeakSet
 import msgspec
 
 from halter.core.clock import SECOND, Clock
-from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable, StoreUnusable
+from halter.core.errors import LeaseLost, RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.core.events import SESSION_FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import (
@@ -191,6 +191,25 @@ class Observer(Protocol):
     def flush(self) -> None: ...
 
 
+class LateReading:
+    """Events that are read when they are asked for, once."""
+
+    __slots__ = ("__weakref__", "_found", "_read")
+
+    def __init__(self, read: Callable[[], Sequence[Stored]]) -> None:
+        self._read: Callable[[], Sequence[Stored]] | None = read
+        self._found: Sequence[Stored] = ()
+
+    def __call__(self) -> Sequence[Stored]:
+        if self._read is not None:
+            self._found, self._read = self._read(), None
+        return self._found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy needs no store."""
+        return (partial, (list, self()))
+
+
 class _Journal:
     """An engine with its threads and write queue; all handles of one store share it."""
 
@@ -226,6 +245,8 @@ class _Journal:
         # Not a set: followers are told in one order, so that a run can be replayed.
         self._followers: dict[asyncio.Queue[Sequence[Change]], None] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self.late = WeakSet[LateReading]()
+        """Read before the engine is closed, if they are still wanted."""
         self._closed = False
 
     async def commit(self, write: Write) -> Committed:
@@ -353,6 +374,9 @@ class _Journal:
             timer.cancel()
         for observer in self.observers:
             await self.write(observer.flush)
+        for reading in [*self.late]:
+            with suppress(StoreError):
+                await self.read(reading)
         # A read that is asked for or under way must not find the engine closed.
         if self._asked:
             await asyncio.wait([answer for _, answer in self._asked])
@@ -584,6 +608,14 @@ class JournalStore:
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
         question = StreamPage(StreamId(clean(stream)), after, limit)
         return await self._patiently(partial(self._journal.look, question, short=True))
+
+    async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
+        if self._engine.look is not None:
+            found = await self.read(stream, 0, head)
+            return LateReading(lambda: found)
+        reading = LateReading(partial(self._engine.read, StreamId(clean(stream)), 0, head))
+        self._journal.late.add(reading)
+        return reading
 
     async def claim(
         self,

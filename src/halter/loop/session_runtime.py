@@ -32,7 +32,7 @@ from halter.core.ports import (
     read_stream,
 )
 from halter.core.project import rows_of_event
-from halter.core.rows import DecisionRow, HaltRow, SavedHotState, SessionRow
+from halter.core.rows import DecisionRow, HaltRow, SavedHotState, SessionRow, StreamRow
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, TerminalReason, WakeCause
@@ -197,6 +197,7 @@ class SessionRuntime:
         "_clock",
         "_doubts",
         "_guard",
+        "_head",
         "_looking_back",
         "_near",
         "_rests",
@@ -259,6 +260,7 @@ class SessionRuntime:
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
         self._near: bool | None = None
+        self._head = 0
         self.ending: Callable[[], Awaitable[None]] = _do_nothing
         """Called before the session ends: its other workers must stop, and settle what they hold."""
         self._doubts: tuple[InFlight, ...] | None = None
@@ -541,6 +543,7 @@ class SessionRuntime:
         committed = await ledger.commit(
             ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
         )
+        self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
 
     def _look_near(self, near: bool) -> None:  # noqa: FBT001 The ledger tells one thing.
@@ -793,6 +796,12 @@ class SessionRuntime:
 
     async def events(self, after: int = 0) -> list[Stored]:
         return await read_stream(self._store, session_stream(self.lease.session), after)
+
+    async def read_later(self) -> Callable[[], Sequence[Stored]]:
+        """All events up to now, read when they are asked for: of a session that is over, up to its end."""
+        stream = session_stream(self.lease.session)
+        head = self._head or (await self._store.ask(Query("head", StreamRow, {"stream": stream})))[0].head
+        return await self._store.read_later(stream, head)
 
     async def commit(self, write: Write) -> Committed:
         """Commit a write of the session, and just before it its deferred writes."""

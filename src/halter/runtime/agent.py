@@ -562,8 +562,8 @@ class Agent(AgentProgram):
         from halter.loop.decide import FINAL_ANSWER
 
         running, loop = live.running, live.loop
-        near, events = await running.near_budget(), await running.events()
-        result = build_result(came, loop, running.lease.session, events, near_budget=near)
+        near, read_events = await running.near_budget(), await running.read_later()
+        result = build_result(came, loop, running.lease.session, read_events, near_budget=near)
         if form is None:
             return result
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None

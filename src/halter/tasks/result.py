@@ -54,7 +54,10 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def receipt(self) -> Receipt:
-        """What the session did and cost, made from its events when it is first asked for."""
+        """What the session did and cost up to the end of the run.
+
+        Its events are read when it is first asked for, at the latest when the store is closed.
+        """
         return self.build_receipt()
 
     @property
@@ -90,7 +93,12 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 
 
 def build_result(
-    came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]", *, near_budget: bool
+    came: "Conclusion",
+    loop: "TurnLoop",
+    session: str,
+    read_events: "Callable[[], Sequence[Stored]]",
+    *,
+    near_budget: bool,
 ) -> Result[Any]:
     from halter.loop.decide import TROUBLED_ENDS
     from halter.loop.session_runtime import find_last_words
@@ -108,8 +116,12 @@ def build_result(
         question=_question(messages) if turn.why == "asked" else "",
         messages=tuple(messages),
         near_budget=near_budget,
-        build_receipt=partial(make_receipt, events),
+        build_receipt=partial(_read_receipt, read_events),
     )
+
+
+def _read_receipt(read_events: "Callable[[], Sequence[Stored]]") -> Receipt:
+    return make_receipt(read_events())
 
 
 def _question(messages: Sequence[Message]) -> str:

@@ -111,6 +111,9 @@ class Relay:
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
         return await self._passed(lambda: self._store.read(stream, after, limit))
 
+    async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
+        return await self._passed(lambda: self._store.read_later(stream, head))
+
     async def claim(
         self,
         worker: WorkerId,
