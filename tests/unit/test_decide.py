@@ -134,6 +134,19 @@ def test_a_cap_that_a_call_met_counts_once_all_calls_have_results() -> None:
     assert reason(step(turn(calls=(CALL,), stop="calls").acted([CALL], results, 0))) == "wrap_up"
 
 
+def test_a_halt_that_a_call_met_ends_the_turn_and_stays() -> None:
+    halted = turn(calls=(CALL,), stop="calls").acted([CALL], [ToolResult(CALL.id, "send", "external_halt", "Stop.")], 0)
+    assert why(step(halted)) == "external_halt"
+    assert halted.acted([CALL], [ToolResult(CALL.id, "send", "ok", "Sent.")], 0).halted
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("ok", 0), ("invalid_arguments", 1), ("external_halt", 1)])
+def test_an_answer_that_did_not_fit_its_form_counts_as_a_reminder(outcome: Any, expected: int) -> None:
+    call = ToolCall("c1_0_0", "final_answer", "{}")
+    acted = turn(calls=(call,), stop="calls").acted([call], [ToolResult(call.id, call.tool, outcome, "")], 0)
+    assert (acted.expected, acted.answered) == (expected, not expected)
+
+
 def spoken(text: str, stop: Any = "end") -> Turn:
     return turn().thought(Reply((Text(text, "model", trusted=False),), stop), (), 0)
 

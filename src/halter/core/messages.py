@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, final
 
 import msgspec
 
-from halter.core.text import to_body
+from halter.core.text import count_bytes
 from halter.core.tools import Permit, ProviderTool, ToolSpec
 from halter.core.usage import ModelName, RequestExtras, Usage
 from halter.core.vocabulary import Origin, Outcome
@@ -189,21 +189,21 @@ TOOLS_PREAMBLE: Final = 512
 def bound_prompt_tokens(prompt: Prompt) -> int:
     tools = TOOLS_PREAMBLE if prompt.tools else 0
     for spec in prompt.tools:
-        tools += MESSAGE_OVERHEAD + _count_bytes(spec.name) + _count_bytes(spec.description) + len(spec.schema)
-    return MESSAGE_OVERHEAD + _count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
+        tools += MESSAGE_OVERHEAD + count_bytes(spec.name) + count_bytes(spec.description) + len(spec.schema)
+    return MESSAGE_OVERHEAD + count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
 
 
 def bound_message_tokens(message: Message) -> int:
     size = MESSAGE_OVERHEAD
     for part in message.parts:
         # Of a struct that it is none, `isinstance` takes long to find out.
-        text = part.arguments if type(part) is ToolCall else part.text
-        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else len(to_body(text)))
         if type(part) is Text:
-            size += part.tokens
+            text, name, size = part.text, "", size + part.tokens
         else:
-            name = part.id + part.tool
-            size += len(name) if name.isascii() else len(to_body(name))
+            text, name = part.arguments if type(part) is ToolCall else part.text, part.id + part.tool
+        # Counted here: all that is said comes by.
+        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else count_bytes(text))
+        size += len(name) if name.isascii() else count_bytes(name)
     return size
 
 
@@ -211,7 +211,3 @@ def count_audio_tokens(messages: Iterable[Message]) -> int:
     """Upper bound of the tokens of sound, which some providers charge at a price of its own."""
     parts = (part for message in messages for part in message.parts)
     return sum(part.tokens for part in parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX))
-
-
-def _count_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(to_body(text))

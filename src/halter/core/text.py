@@ -46,6 +46,11 @@ def to_body(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def count_bytes(text: str) -> int:
+    """How long a text is as a body."""
+    return len(text) if text.isascii() else len(to_body(text))
+
+
 def from_body(body: bytes) -> str:
     """Decode a body; invalid bytes become stand-ins rather than an error."""
     try:

@@ -8,9 +8,9 @@ them after a crash decides the same. Repetition is detected per turn from a fing
 the same thing again, a changed result is progress, and a turn after a chosen sleep is polling.
 """
 
-import hashlib
 from collections.abc import Sequence
-from typing import Final
+from hashlib import sha256
+from typing import Final, final
 
 import msgspec
 
@@ -69,10 +69,7 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
         for each in sorted(printed.get(call.id, ())):
             step += b"%d:%b" % (len(each), each)
         steps.append(step)
-    digest = hashlib.sha256()
-    for step in sorted(steps):
-        digest.update(b"%d:%b" % (len(step), step))
-    return digest.hexdigest()
+    return sha256(b"".join([b"%d:%b" % (len(step), step) for step in sorted(steps)])).hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
@@ -259,15 +256,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
-        done: list[str] = []
-        halted, capped = self.halted, ""
-        for result in results:
-            if result.outcome == "ok":
-                done.append(result.id)
-            elif result.outcome == "external_halt":
-                halted = True
-            elif result.outcome == "cost_cap_reached":
-                capped = capped or result.text
+        done = [result.id for result in results if result.outcome == "ok"]
         verbs: dict[str, ToolCall] = {}
         active, tried, handed = self.active, False, False
         for call in calls:
@@ -279,25 +268,35 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             if call.id in done:
                 verbs[call.tool] = call
         printed, newest = fingerprint_step(calls, results), self.prints[-LONGEST_PERIOD:]
-        return msgspec.structs.replace(
+        cut = self.stop == "max_tokens"
+        acted = msgspec.structs.replace(
             self,
             calls=(),
-            stop=self.stop if self.wrapping or self.stop == "max_tokens" else None,
-            cut=self.stop == "max_tokens",
-            capped=self.capped or capped != "",
-            refusal=self.refusal or capped,
+            stop=self.stop if cut or self.wrapping else None,
+            cut=cut,
             # A step unlike the few before it ends every circle, so those before them no longer matter.
             prints=(*(self.prints if printed in newest else newest), printed),
             printed=self.printed + 1,
-            halted=halted,
             active=active,
             asked=ASK_USER in verbs,
             answered=FINAL_ANSWER in verbs,
             handed=handed,
-            expected=self.expected + (tried and FINAL_ANSWER not in verbs),
             yielded=parse_yield(verbs[YIELD].arguments) if YIELD in verbs else None,
             seen_at=at,
         )
+        if tried and FINAL_ANSWER not in verbs:
+            acted = msgspec.structs.replace(acted, expected=self.expected + 1)
+        return acted if len(done) == len(results) else acted.stopped(results)
+
+    def stopped(self, results: Sequence[ToolResult]) -> "Turn":
+        """Take in that a halt or a cap refused calls; the first cap that was met counts."""
+        halted, capped, refusal = self.halted, self.capped, self.refusal
+        for result in results:
+            if result.outcome == "external_halt":
+                halted = True
+            elif result.outcome == "cost_cap_reached":
+                capped, refusal = True, refusal or result.text
+        return msgspec.structs.replace(self, halted=halted, capped=capped, refusal=refusal)
 
     def told(self, reason: MessageReason, at: int) -> "Turn":
         """Take in a runtime message: each reason has its own limit."""
@@ -380,7 +379,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return msgspec.structs.replace(self, worked=worked, idle=idle, since=None if self.over else at, seen_at=at)
 
     def time_worked(self, now: int) -> int:
-        return self.worked if self.since is None else self.worked + max(0, now - self.since)
+        since = self.since
+        return self.worked if since is None or now <= since else self.worked + now - since
 
 
 LONGEST_SLEEP: Final = 100 * 365 * 24 * 3600
@@ -501,6 +501,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_actions_per_minute: int = 0
 
 
+@final
 class Think(msgspec.Struct, frozen=True, gc=False):
     """Ask a model: the first, or the fallback of that number, after a pause."""
 
@@ -508,6 +509,7 @@ class Think(msgspec.Struct, frozen=True, gc=False):
     after: int = 0
 
 
+@final
 class Act(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...]
 
@@ -536,6 +538,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     sentence: str = ""
 
 
+@final
 class WaitOut(msgspec.Struct, frozen=True, gc=False):
     """Rest inside of the turn: no model answers, for a while or until a person mends something."""
 

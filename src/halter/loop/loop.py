@@ -6,7 +6,7 @@ events is in the same state, and continues from there.
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -15,10 +15,10 @@ import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import Clock
-from halter.core.messages import Message, StreamChunk, ToolCall
+from halter.core.messages import NO_FACTS, Message, StreamChunk, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
-from halter.core.text import to_body
+from halter.core.text import count_bytes, to_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES, GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.brake import SessionBrake, describe_links
@@ -72,6 +72,10 @@ def _ignore_warning(_: str) -> None: ...
 def _ignore_calls(_: Sequence[ToolCall]) -> None: ...
 
 
+def _have_no_facts() -> Mapping[str, Any]:
+    return NO_FACTS
+
+
 class LoopObserver(msgspec.Struct, frozen=True):
     """Callbacks: an answer as it streams, the model's text, the results of its calls, a warning about an answer.
 
@@ -93,7 +97,7 @@ class LiveContext(msgspec.Struct, frozen=True):
     """
 
     volatile: ReadVolatile = str
-    facts: ReadFacts = dict[str, Any]
+    facts: ReadFacts = _have_no_facts
     called: Callable[[ToolCall, Answer], None] = _ignore_answer
 
 
@@ -259,27 +263,34 @@ class TurnLoop:
             done += 1
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            chance = self._chance.random() if turn.failures else 1.0
-            left = (None, None) if turn.calls else self._running.left()
-            near = not turn.warned and not turn.calls and self._near_reserve(*left)
-            now = self._clock.now()
-            match decide_next_step(turn, self.rules, now, near_budget=near, chance=chance):
-                case Think(model, after):
-                    await self._think(model, after, now, decide.describe_remaining_budget(*left))
-                case Act(calls):
-                    await self._act(calls, now)
-                case Refuse(calls, outcome, sentence):
-                    await self._refuse(calls, outcome, sentence)
-                case Say(reason, text):
-                    await self._say(reason, text)
-                case Shrink():
-                    if not await self._window.shrink():
-                        self.turn = self.turn.hopeless()
-                case WaitOut() as wait:
-                    return wait
-                case Finish(why, sentence):
-                    await self._finish(why, sentence)
+            now, chance, near, usd, tokens = self._clock.now(), 1.0, False, None, None
+            if not turn.calls:
+                chance = self._chance.random() if turn.failures else 1.0
+                usd, tokens = self._running.left()
+                near = not turn.warned and self._near_reserve(usd, tokens)
+            step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
+            # By its type: most are one of these two, and a pattern takes long to find that it does not match.
+            if type(step) is Think:
+                await self._think(step.model, step.after, now, decide.describe_remaining_budget(usd, tokens))
+            elif type(step) is Act:
+                await self._act(step.calls, now)
+            elif type(step) is WaitOut:
+                return step
+            else:
+                await self._take(step)
         return recalled.turn
+
+    async def _take(self, step: Refuse | Say | Shrink | Finish) -> None:
+        match step:
+            case Refuse(calls, outcome, sentence):
+                await self._refuse(calls, outcome, sentence)
+            case Say(reason, text):
+                await self._say(reason, text)
+            case Shrink():
+                if not await self._window.shrink():
+                    self.turn = self.turn.hopeless()
+            case Finish(why, sentence):
+                await self._finish(why, sentence)
 
     def _near_reserve(self, usd: int | None, tokens: int | None) -> bool:
         """Whether what is left to spend is down to the reserve."""
@@ -294,18 +305,19 @@ class TurnLoop:
             now = self._clock.now()
         turn, volatile = self._recalled.turn, self._senses.volatile()
         volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
-        too_large = await self._window.make_room(self._names[number], len(to_body(volatile)))
-        if too_large:
-            self.turn = turn.failed(turn.attempts, FailedAttempt(too_large), self._clock.now())
-            return
-        request, size = self._make_request(self._names[number], volatile, now)
-        running, model, last = self._running, self._thinking.models[number], turn.wrapping
+        name, model, last, running = self._names[number], self._thinking.models[number], turn.wrapping, self._running
+        if not self._window.has_room(count_bytes(volatile)):
+            too_large = await self._window.make_room(name)
+            if too_large:
+                self.turn = turn.failed(turn.attempts, FailedAttempt(too_large), self._clock.now())
+                return
+        request, size = self._make_request(name, volatile, now)
         # Most requests are answered at once: then nothing lies between the turn and the door.
         answer = running.take(request, await running.ask(request, model, turn.attempts, last=last))
         if not isinstance(answer, AnsweredRequest):
             answer = await running.ask_again(request, model, answer, turn.attempts, last=last)
         if isinstance(answer, AnsweredRequest):
-            self._heard(answer, size, self._names[number], request.nonce)
+            self._heard(answer, size, name, request.nonce)
             if turn.trouble:
                 await self._running.recovered()
                 self.turn = self.turn.recovered(self._clock.now())
@@ -318,9 +330,9 @@ class TurnLoop:
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
         facts, last = self._senses.facts(), turn.wrapping
         built = build_prompt(self._start, transcript, self._mind, volatile, nonce, facts, last_words=last)
-        timeout = MODEL_REQUEST_TIMEOUT
-        if self.rules.timeout:
-            timeout = min(timeout, max(1, self.rules.timeout - turn.time_worked(now)))
+        timeout, allowed = MODEL_REQUEST_TIMEOUT, self.rules.timeout
+        if allowed and (left := allowed - turn.time_worked(now)) < timeout:
+            timeout = max(1, left)
         request = ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
             prompt=built.prompt,

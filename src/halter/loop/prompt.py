@@ -33,7 +33,7 @@ from halter.core.messages import (
     bound_prompt_tokens,
     make_user_message,
 )
-from halter.core.text import to_body
+from halter.core.text import count_bytes, to_body
 from halter.core.tools import ToolSpec, add_spec_digest
 from halter.guard.model_door import AnsweredRequest, ModelRequest, RequestRecord
 from halter.loop import decide
@@ -128,7 +128,7 @@ def build_prompt(
     prefix = start.digest
     if transcript.cut is not None or last_words:
         prefix = f"{prefix}/{transcript.cut.through if transcript.cut else 0}/{'last' if last_words else ''}"
-    size = PromptSize(prefix, start.size + transcript.size, len(to_body(ending)) + 64)
+    size = PromptSize(prefix, start.size + transcript.size, count_bytes(ending) + 64)
     return BuiltPrompt(prompt, size, ending)
 
 
@@ -223,20 +223,20 @@ class ContextWindow:
         sent = self._meter.estimate(model, self._recalled.transcript.size)
         self._most = int(SHRINK_FACTOR * min(sent, self._room(model)))
         before = self._recalled.transcript.cut
-        too_large = await self.make_room(model, self._ending)
+        too_large = await self.make_room(model)
         return not too_large and self._recalled.transcript.cut != before
 
-    async def make_room(self, model: str, ending: int) -> str:
-        """Cut the history if it has outgrown the window beside an ending of that many bytes.
+    def has_room(self, ending: int) -> bool:
+        """Whether the history fits beside an ending of that many bytes by any estimate.
 
-        Return why if nothing helps.
+        No model needs more tokens than bytes.
         """
         self._ending = ending
-        transcript = self._recalled.transcript
-        # No model needs more tokens than bytes: what fits so fits by any estimate.
-        if transcript.size + self.fixed + ending <= self._spare and self._most is None:
-            return ""
-        room = self._room(model)
+        return self._recalled.transcript.size + self.fixed + ending <= self._spare and self._most is None
+
+    async def make_room(self, model: str) -> str:
+        """Cut the history if it has outgrown the window. Return why if nothing helps."""
+        transcript, room = self._recalled.transcript, self._room(model)
         if self._meter.estimate(model, transcript.size) <= room:
             return ""
         tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
