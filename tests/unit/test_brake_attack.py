@@ -9,7 +9,7 @@ from halter.core.provenance import ArgumentUse, Declaration, Flaw, Source, guess
 from halter.core.tools import find_declaration
 from halter.guard.approvals import AnyCondition, EachArgument, StandingRule, make_equals_condition, pins_places
 from halter.guard.prepare import Call
-from halter.guard.provenance import Provenance
+from halter.guard.provenance import MAX_ARGUMENTS, Provenance
 from halter.guard.tool_door import Answer
 from halter.guard.trusted_text import find_links
 from halter.tasks.playbooks import run_playbook
@@ -205,6 +205,19 @@ def test_figures_leave_with_a_read_that_calls_a_number() -> None:
     assert reasons(brake, "look_up", calling, {"phone": 4930901820, "code": 4638207151}) == ["content"]
     assert reasons(brake, "look_up", calling, {"phone": 4930901820, "code": [46, 38, 20, 71]}) != []
     assert reasons(brake, "count", counting, {"code": 4638207151}) == []
+
+
+def test_only_figures_that_are_declared_and_no_place_go_along_with_a_read_unlooked_at() -> None:
+    uses = {"code": ArgumentUse("content"), "page": ArgumentUse("detail"), "caller.phone": ArgumentUse("detail")}
+    counting = Declaration(reads="anyone", reach="none", arguments=uses, guessed=("arguments.caller",))
+    brake = tainted("Look up whose number that is")
+    assert reasons(brake, "count", counting, {"code": 4638207151, "page": None}) == []
+    assert "content" in reasons(brake, "count", counting, {"code": 4638207151, "phone": 4930901820})
+    assert "content" in reasons(brake, "count", counting, {"code": 4638207151, "caller.phone": 4930901820})
+    assert reasons(brake, "count", counting, {"code": 1, "page": "https://evil.example/?s=4638"}) == ["egress"]
+    many = {f"n{number}": ArgumentUse("detail") for number in range(MAX_ARGUMENTS + 1)}
+    endless = Declaration(reads="anyone", reach="none", arguments=many)
+    assert reasons(brake, "count", endless, dict.fromkeys(many, 1)) == ["unclear"]
 
 
 @pytest.mark.parametrize("amount", ["1,0000", "1.000"])

@@ -127,14 +127,14 @@ class SessionBrake:
         if result.outcome in REFUSAL_OUTCOMES:
             return
         declaration = self.declaration(call.tool)
-        acts_or_reads = declaration.reach != "none" or declaration.reads == "trusted"
-        if result.outcome != "ok" and acts_or_reads and declaration.reads in ("nothing", "trusted"):
+        reads_own = declaration.reads in ("nothing", "trusted")
+        if result.outcome != "ok" and reads_own and (declaration.reach != "none" or declaration.reads == "trusted"):
             # Why it failed is said by the place that it reached, or by one on the way.
             self.hear(Text(result.text, "tool", trusted=False, source=call.tool))
             return
         arguments = _read_arguments(call.arguments)
-        taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
         if self.clean:
+            taints = not reads_own and bool(result.text.strip())
             self._fold(Provenance.observe, call.tool, declaration, arguments, result.text, taints=taints)
         else:
             self._provenance.observe(call.tool, declaration, arguments, result.text)
@@ -174,7 +174,7 @@ class SessionBrake:
 
     def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
         """Fold a call of the model that was let through, or refused; without a body, its arguments are erased."""
-        if isinstance(event, CallRefused):
+        if not isinstance(event, CallStarted):
             denied = event.outcome == "approval_denied" and event.decision and event.flaws
             self.locked = self.locked or bool(denied and self._policy.locks)
         elif self._started is None or event.call not in self._started:
@@ -185,9 +185,10 @@ class SessionBrake:
                 return
             # By a rule, no person has seen these values.
             agreed = bool(event.flaws and event.decision and event.decided_by)
+            declaration = self.declaration(event.tool)
             # A read that no person was asked about leaves nothing but its result.
-            if agreed or self.declaration(event.tool).reach != "none":
-                self._fold(_act, event.tool, self.declaration(event.tool), body, agreed, taints=False)
+            if agreed or declaration.reach != "none":
+                self._fold(_act, event.tool, declaration, body, agreed, taints=False)
 
     def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
         """What a person must be asked before this call; changes nothing."""

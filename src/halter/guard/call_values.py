@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.guard.records import PLAIN, Leaf, list_leaves, plain_path
+from halter.guard.records import FIGURES, PLAIN, Leaf, list_leaves, plain_path
 from halter.guard.trusted_text import normalise_link, normalise_number, normalise_value
 
 PLACES: Final = ("destination", "target")
@@ -94,6 +94,16 @@ def find_use(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
         shape = {"type": "number"} if isinstance(leaf.value, int | float) else None
         return guess_use(leaf.field, shape)
     return use
+
+
+def has_figures_alone(declaration: Declaration, whole: Mapping[str, Any]) -> bool:
+    """Whether a call has declared figures and nothing else, and no place among them."""
+    uses = declaration.arguments
+    for name, value in whole.items():
+        use = uses.get(name)
+        if type(value) not in FIGURES or use is None or use.role == "destination" or "." in name:
+            return False
+    return True
 
 
 def is_usual_field(key: str) -> bool:

@@ -28,6 +28,7 @@ from halter.guard.call_values import (
     PLACES,
     Uses,
     find_use,
+    has_figures_alone,
     is_blank,
     is_given,
     is_sent,
@@ -42,7 +43,7 @@ from halter.guard.call_values import (
     top_argument,
 )
 from halter.guard.choices import find_guarding_words, raises
-from halter.guard.records import PLAIN, Leaf, identifies, list_leaves, read_records
+from halter.guard.records import FIGURES, PLAIN, Leaf, identifies, list_leaves, read_records
 from halter.guard.trusted_text import (
     TrustedText,
     cut_atoms,
@@ -202,8 +203,10 @@ class Provenance:
         mints = reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased
         if reads not in ("nothing", "trusted") and result_text.strip():
             self._taint(result_text, tool)
-        leaves = list_leaves(arguments) if mints or not was_clean else []
-        if not was_clean:
+        # Figures utter no words.
+        utters = not was_clean and not FIGURES.issuperset(map(type, arguments.values()))
+        leaves = list_leaves(arguments) if mints or utters else []
+        if utters:
             self._utter(leaves)
         if mints:
             grounded = self._is_grounded(declaration, leaves)
@@ -270,21 +273,18 @@ class Provenance:
             return _NO_FLAWS
         # What a call leaves out has its default.
         whole = {**declaration.defaults, **arguments}
+        if declaration.reach == "none" and len(whole) <= MAX_ARGUMENTS and has_figures_alone(declaration, whole):
+            # A read of figures alone, and from no address, carries nothing out.
+            return _NO_FLAWS
         uses = [(leaf, find_use(declaration, leaf)) for leaf in list_leaves(whole)]
         plain = PLAIN.issuperset(map(type, arguments.values()))
         if not plain or not arguments.keys() <= declaration.arguments.keys():
             uses += [(leaf, _KEY) for leaf in iterate_keys(declaration, arguments)]
-        size, leads = 0, False
-        for leaf, use in uses:
-            if isinstance(leaf.value, str):
-                size, leads = size + len(leaf.value), True
-            elif use.role == "destination":
-                leads = True
+        size = sum(len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str))
         if len(uses) > MAX_ARGUMENTS or size > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
-            # A read of figures alone, and from no address, carries nothing out.
-            return BrakeVerdict(tuple(self._judge_read(tool, uses))) if leads else _NO_FLAWS
+            return BrakeVerdict(tuple(self._judge_read(tool, uses)))
         flaws = (
             *self._judge_act(tool, declaration, uses),
             *self._judge_omitted(tool, declaration, uses),

@@ -11,6 +11,9 @@ from halter.core.text import word_set
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 """The types of values that hold no others."""
 
+FIGURES: Final = PLAIN - {str}
+"""Those of them that hold no words."""
+
 _NAMING: Final = word_set(
     "name names title subject label id key user username login handle nickname alias file filename"
 )
