@@ -23,6 +23,25 @@ def test_more_cached_than_sent_is_refused() -> None:
         Usage(input_tokens=10, cache_read_tokens=5, cache_write_tokens=6)
 
 
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"cache_write_1h_tokens": 5},
+        {"cache_write_1h_tokens": -1},
+        {"web_searches": -1},
+        {"code_executions": -1},
+        {"audio_tokens": -1},
+        {"audio_cached_tokens": -1},
+        {"audio_tokens": 6, "audio_cached_tokens": 5},
+    ],
+    ids=str,
+)
+def test_extras_that_cannot_be_are_refused(extras: dict[str, int]) -> None:
+    whole = Usage(10, 0, 0, 4, cache_write_1h_tokens=4, audio_tokens=6, audio_cached_tokens=4)
+    with pytest.raises(ValueError, match=r"but in Usage\(.*\) it is"):
+        msgspec.structs.replace(whole, **{"cache_write_1h_tokens": 0, "audio_tokens": 0, **extras})
+
+
 def test_usage_is_the_same_after_being_written_and_read() -> None:
     usage = Usage(1000, 20, 300, 4)
     assert msgspec.json.decode(msgspec.json.encode(usage), type=Usage) == usage

@@ -56,8 +56,10 @@ def usd_to_micros(amount: str | float | Decimal) -> int:
 
 def format_micros(micros: int) -> str:
     """An amount for people: cents, and finer only where needed."""
-    sign, (whole, rest) = ("-" if micros < 0 else ""), divmod(abs(micros), DOLLAR)
-    return f"{sign}${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
+    whole, rest = divmod(abs(micros), DOLLAR)
+    digits = f"{rest:06}"
+    cents = digits[:2] + digits[2:].rstrip("0")
+    return f"-${whole:,}.{cents}" if micros < 0 else f"${whole:,}.{cents}"
 
 
 def format_usd(amount: Decimal) -> str:

@@ -37,23 +37,31 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code_executions: int = 0
 
     def __post_init__(self) -> None:
-        read, write = self.cache_read_tokens, self.cache_write_tokens
-        if self.input_tokens < 0 or self.output_tokens < 0 or read < 0 or write < 0:
+        read, write, given = self.cache_read_tokens, self.cache_write_tokens, self.input_tokens
+        if given < 0 or self.output_tokens < 0 or read < 0 or write < 0:
             raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
-        if read + write > self.input_tokens:
+        if read + write > given:
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
-        if not 0 <= self.cache_write_1h_tokens <= write or self.web_searches < 0 or self.code_executions < 0:
+        if self.has_extras:
+            self._check_extras()
+
+    def _check_extras(self) -> None:
+        kept, sound, known = self.cache_write_1h_tokens, self.audio_tokens, self.audio_cached_tokens
+        if not 0 <= kept <= self.cache_write_tokens or self.web_searches < 0 or self.code_executions < 0:
             raise ValueError(f"What is cached for an hour is part of what is cached, but in {self} it is not.")
-        if self.audio_tokens or self.audio_cached_tokens:
-            least = min(self.audio_tokens, self.audio_cached_tokens)
-            if least < 0 or self.audio_tokens + self.audio_cached_tokens > self.input_tokens:
-                raise ValueError(f"Sound is part of the input tokens, but in {self} it is more.")
+        if sound < 0 or known < 0 or sound + known > self.input_tokens:
+            raise ValueError(f"Sound is part of the input tokens, but in {self} it is more.")
 
     @property
     def has_extras(self) -> bool:
         """Whether something was paid beside plain tokens."""
-        sound = self.audio_tokens or self.audio_cached_tokens
-        return bool(self.cache_write_1h_tokens or self.web_searches or self.code_executions or sound)
+        return bool(
+            self.cache_write_1h_tokens
+            or self.web_searches
+            or self.code_executions
+            or self.audio_tokens
+            or self.audio_cached_tokens
+        )
 
     @property
     def uncached(self) -> int:

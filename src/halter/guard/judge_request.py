@@ -14,7 +14,7 @@ import msgspec
 
 from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
-from halter.core.ids import Digest
+from halter.core.ids import FLEET, Digest
 from halter.core.money import (
     BudgetRow,
     CapReached,
@@ -123,24 +123,25 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     def hold(self) -> "HoldTerms":
         return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
-    def least_output(self) -> int:
-        """The shortest answer worth making the request for."""
-        return min(self.min_output_tokens, self.max_output_tokens)
-
 
 class HoldTerms(msgspec.Struct, frozen=True):
-    """Where a request's amount is held: every account with its row, and when the first of their windows ends."""
+    """Where a request's amount is held: every account with its row, and when the first of their windows ends.
+
+    What is held for the `fleet` is bound to the store's own policy.
+    """
 
     legs: tuple[Leg, ...]
     rows: tuple[RowKey, ...]
     ends_at: int | None
+    fleet: bool
 
 
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
     # The smallest amount touches every account.
     legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
-    return HoldTerms(legs, tuple(list_budget_rows(legs)), first_window_end(legs))
+    fleet = any(leg.scope == FLEET for leg in legs)
+    return HoldTerms(legs, tuple(list_budget_rows(legs)), first_window_end(legs), fleet)
 
 
 def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
@@ -159,7 +160,7 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
     hold = asking.terms or asking.hold
-    legs = lower_legs_to_policy(hold.legs, rows)
+    legs = lower_legs_to_policy(hold.legs, rows) if hold.fleet else hold.legs
     budgets, usd, tokens = find_spendable_budgets(rows, asking.kept, legs)
     waived: tuple[Outcome, ...] = ()
     if asking.flaw is not None or isinstance(asking.rates, Unpriced):
@@ -175,7 +176,7 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     if asking.observe:
         if isinstance(verdict, CapReached):
             waived = (*waived, "cost_cap_reached")
-        fitting = _bound_attempt(asking, asking.max_output_tokens, rows.now, left=None)
+        fitting = _fit_output(asking, None, None, rows.now)
         verdict = _reserve_budget(budgets, fitting, capped=False)
     if isinstance(verdict, Reserved):
         return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
@@ -212,21 +213,18 @@ def _find_refusals(asking: RequestAttempt, usd: int | None) -> Iterable[tuple[Ou
 
 
 def _fit_output(asking: RequestAttempt, usd: int | None, tokens: int | None, at: int) -> Estimate:
-    most = asking.max_output_tokens
-    if tokens is not None:
-        most = max(asking.least_output(), min(most, tokens - asking.input_tokens))
-    return _bound_attempt(asking, most, at, usd)
+    """Bound a request by what caps leave, if any binds.
 
-
-def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None) -> Estimate:
-    """Bound a request; one too expensive is bounded at its minimum, so that the cap it meets can be named."""
-    if isinstance(asking.rates, Unpriced):
-        return Estimate(most, 0, asking.input_tokens + most)
-    least = asking.least_output()
-    found = estimate_request(asking.rates, asking.input_tokens, most, at, left=left, min_output_tokens=least)
-    if isinstance(found, TooExpensive):
-        return Estimate(least, found.usd, asking.input_tokens + least)
-    return found
+    One too expensive is bounded at its minimum, so that the cap it meets can be named.
+    """
+    rates, asked, most = asking.rates, asking.input_tokens, asking.max_output_tokens
+    least = min(most, asking.min_output_tokens)
+    if tokens is not None and tokens < asked + most:
+        most = max(least, tokens - asked)
+    if isinstance(rates, Unpriced):
+        return Estimate(most, 0, asked + most)
+    found = estimate_request(rates, asked, most, at, left=usd, min_output_tokens=least)
+    return found if isinstance(found, Estimate) else Estimate(least, found.usd, asked + least)
 
 
 def _reserve_budget(

@@ -313,7 +313,9 @@ class ModelDoor:
         hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
         # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
         kept = request.record
-        body = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
+        if kept is not None and (said := mask_text(kept.volatile, self._redact)) is not kept.volatile:
+            kept = RequestRecord(said, kept.nonce)
+        body = _ENCODE(prompt if kept is None else kept)
         record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
         asking = _make_attempt(terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
         patience = 0 if asking.optional else self._patience

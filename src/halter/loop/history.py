@@ -271,7 +271,7 @@ class TokenMeter(msgspec.Struct, frozen=True, gc=False):
 
     def learned(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
         """Take in reported input tokens, unless they are impossible."""
-        total = sent.total
+        total = sent.stable + sent.volatile
         if not total * LOWEST_TOKEN_RATIO <= reported <= total or not total:
             return self
         ratio = reported / total
@@ -281,10 +281,10 @@ class TokenMeter(msgspec.Struct, frozen=True, gc=False):
 
     def bound(self, model: str, size: PromptSize) -> int:
         """Bound a prompt: the tokens of the last one that it extends, plus one token per new byte."""
-        known = self.seen.get(model)
+        known, total = self.seen.get(model), size.stable + size.volatile
         if known is None or known.last.prefix != size.prefix or known.last.stable > size.stable:
-            return size.total
-        return min(size.total, known.tokens + size.stable - known.last.stable + size.volatile)
+            return total
+        return min(total, known.tokens + total - known.last.stable)
 
     def estimate(self, model: str, size: int) -> int:
         """Estimate tokens from bytes, assuming text no denser than before."""
@@ -497,7 +497,7 @@ class SessionHistory:
         said: tuple[Text, ...] = ()
         calls: tuple[ToolCall, ...] = ()
         for part in parts:
-            if isinstance(part, ToolCall):
+            if type(part) is ToolCall:
                 # Ids of our own: a model's may be missing or repeated.
                 name = f"c{turn.number}_{turn.steps}_{len(calls)}"
                 calls += (ToolCall(name, part.tool[:LONGEST_NAME], part.arguments, part.group),)

@@ -332,7 +332,7 @@ class SessionRuntime:
 
     def _count_attempts(self, call: Call) -> int:
         """How often a call was tried; one that was staged, also in another process, was tried once."""
-        return self._attempts.get(call.id) or int(call.stage == "over")
+        return self._attempts.get(call.id) or (1 if call.stage == "over" else 0)
 
     def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
@@ -364,7 +364,7 @@ class SessionRuntime:
                 call = waiting[0]
                 attempt, stands = self._count_attempts(call), standing or self.standing
                 answer = await self._guard.call(self.lease, stands, call, self._tools, attempt)
-                tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
+                tried: Sequence[Answer | NeedsPerson | StillHeld] = (self._attempted(call, answer),)
             else:
                 tried = await self._tried(waiting, standing)
             beside = self._guard.paid_beside(self.lease.session)
@@ -373,7 +373,9 @@ class SessionRuntime:
                 if isinstance(each, Answer):
                     answers[each.call] = each
                     usd += each.cost_micros
-                passed = passed and isinstance(each, Answer) and each.cap is None
+                    passed = passed and each.cap is None
+                else:
+                    passed = False
             self._spend(usd, beside.tokens)
             if passed and not overrun and len(calls) == 1:
                 return list(answers.values())

@@ -177,7 +177,8 @@ class Tariff(msgspec.Struct, frozen=True):
             raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
         dearest = 0
         for ceiling in self._ceilings(input_tokens, at):
-            dearest = max(dearest, ceiling.cost(input_tokens, 0, 0, max_output_tokens))
+            cost = input_tokens * ceiling.plain + max_output_tokens * ceiling.output + ceiling.request
+            dearest = max(dearest, cost)
         numerator, denominator = self.loading
         return -(-dearest * numerator // (denominator * SCALE))
 
