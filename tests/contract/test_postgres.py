@@ -94,6 +94,22 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
     await other.close()
 
 
+@pytest.mark.parametrize(("table", "column"), [("streams", "at"), ("budgets", "cap_at")])
+async def test_a_clock_of_the_server_set_back_reorders_nothing(
+    postgres_schema_url: str, table: str, column: str
+) -> None:
+    store = open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now))
+
+    async def hold(call: str) -> int:
+        drafts = [Draft(CallStarted(call=call, tool="search", legs=LEGS))]
+        return (await store.commit(Write(ONE, call, lambda _: drafts, rows_of_hold(call, LEGS)))).events[0].at
+
+    before = await hold("before")
+    sql(postgres_schema_url, f"UPDATE {table} SET {column} = {before + 3_600 * SECOND}")
+    assert await hold("after") == before + 3_600 * SECOND
+    await store.close()
+
+
 async def test_a_process_that_notifies_itself_still_waits_for_others(postgres_schema_url: str) -> None:
     ids = SortableIds(CLOCK.now)
     engine = PostgresEngine(postgres_schema_url, new_id=ids.new)

@@ -7,6 +7,7 @@ digest, so the chain still holds and the body cannot be guessed.
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -108,13 +109,11 @@ class WorkingSet(Changes, kw_only=True):
 
 def find_latest_time(loaded: dict[RowKey, Any], now: int) -> int:
     """The time of a new event is never before its predecessors, so a clock set back reorders nothing."""
-    for (kind, _), row in loaded.items():
-        if row is not None and kind in _TIMED:
-            now = max(now, row.cap_at if kind is BudgetRow else row.at)
-    return now
+    return max([now, *(TIMES[kind](row) for (kind, _), row in loaded.items() if row is not None and kind in TIMES)])
 
 
-_TIMED: Final = (StreamRow, BudgetRow)
+TIMES: Final[dict[type[Row], Callable[[Any], int]]] = {StreamRow: attrgetter("at"), BudgetRow: attrgetter("cap_at")}
+"""The rows that tell when something was written last."""
 
 
 WriteAnswer = Committed | LeaseLost

@@ -6,6 +6,7 @@ Any number of rows go in one statement, each column as one array, so a batch of 
 import re
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -36,7 +37,7 @@ from halter.core.ports import (
 )
 from halter.core.rows import TABLES
 from halter.core.vocabulary import Row, RowKey, lock_order
-from halter.journal.apply import Changes, WorkingSet, find_latest_time
+from halter.journal.apply import TIMES, Changes, WorkingSet
 from halter.journal.connection import (
     BIGINT_ARRAY,
     TEXT_ARRAY,
@@ -125,6 +126,7 @@ BYTEA: Final = 17
 _HEAD: Final = struct.Struct("!5i").pack
 _SIZE: Final = struct.Struct("!i").pack
 _NULL: Final = _SIZE(-1)
+_LENGTH: Final[Callable[[Any], int]] = len
 
 
 class TextColumn(tuple[str | None, ...]):
@@ -158,8 +160,14 @@ class BytesColumn(tuple[bytes | None, ...]):
     OID: ClassVar = 1001
 
     def encode(self) -> bytes:
-        items = [_NULL if item is None else _SIZE(len(item)) + item for item in self]
-        return b"".join((_HEAD(1, 1, BYTEA, len(items), 1), *items))
+        pieces: list[Any] = [_HEAD(1, 1, BYTEA, len(self), 1), *self, *self]
+        if None in self:
+            pieces[1::2] = [_NULL if item is None else _SIZE(len(item)) for item in self]
+            pieces[2::2] = [item or b"" for item in self]
+        else:
+            pieces[1::2] = map(_SIZE, map(_LENGTH, self))
+            pieces[2::2] = self
+        return b"".join(pieces)
 
 
 Column = TextColumn | IntegerColumn | BytesColumn
@@ -339,14 +347,16 @@ class PostgresEngine:
         for table, wanted in _group_by_table(rows):
             statement = make_batch_statements(table)
             tables.append(table)
-            requests.append((statement.lock, encode_columns(statement.kinds, [key for _, key in wanted])))
+            requests.append((statement.lock, encode_columns(statement.kinds, wanted)))
         requests.append(self._named("by_keys", keys=TextColumn(writes)))
         *found, before, ((now,),) = self._writer.run([*requests, self._named("now")])
         for table, values in zip(tables, found[1:], strict=True):
-            for each in values:
-                row = table(*each)
-                rows[row.key()] = row
-        return WorkingSet(loaded=rows, now=find_latest_time(rows, now), earlier=group_by_write(before))
+            width = len(table.KEY)
+            found_rows = {(table, each[:width]): table(*each) for each in values}
+            rows |= found_rows
+            if (time := TIMES.get(table)) is not None:
+                now = max([now, *map(time, found_rows.values())])
+        return WorkingSet(loaded=rows, now=now, earlier=group_by_write(before))
 
     def _named(self, name: str, **values: Value) -> Request:
         """A statement of `engine.sql` with its parameters."""
@@ -376,7 +386,7 @@ class PostgresEngine:
             requests.append((statement.update, encode_columns(statement.kinds, map(msgspec.structs.astuple, rows))))
         for table, keys in _group_by_table(changes.deletes):
             statement = make_batch_statements(table)
-            requests.append((statement.delete, encode_columns(statement.kinds, [key for _, key in keys])))
+            requests.append((statement.delete, encode_columns(statement.kinds, keys)))
         told = TextColumn(format_hints({event.stream: event.seq for event in changes.events}))
         append = make_append_statement()
         events = encode_columns(append.kinds, map(to_event_columns, changes.events))
@@ -714,8 +724,12 @@ def _chunk_columns(entries: Sequence[IndexedChunk]) -> dict[str, Any]:
     }
 
 
-def _group_by_table(keys: Iterable[RowKey]) -> Iterable[tuple[type[Row], Iterable[RowKey]]]:
-    return groupby(sorted(keys, key=lambda key: _ORDER[key[0]]), lambda key: key[0])
+def _group_by_table(keys: Iterable[RowKey]) -> list[tuple[type[Row], list[tuple[Any, ...]]]]:
+    """The keys in each table, in the order in which tables are locked."""
+    grouped = defaultdict[type[Row], list[tuple[Any, ...]]](list)
+    for table, key in keys:
+        grouped[table].append(key)
+    return sorted(grouped.items(), key=lambda each: _ORDER[each[0]])
 
 
 _ORDER: Final = {table: place for place, table in enumerate(TABLES)}

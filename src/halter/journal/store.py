@@ -224,6 +224,8 @@ class _Journal:
     ) -> None:
         self.engine = engine
         self.inline = inline
+        # A server is always waited for, which the thread of the event loop never does.
+        self._decides_here = engine.look is None
         self._salts = salts
         self._applier = applier
         self.observers = observers
@@ -255,7 +257,7 @@ class _Journal:
             return self.told(self.run([write])[0])
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
-        if task is last and not self._busy and (self._timers or not self.observers):
+        if task is last and not self._busy and self._decides_here and (self._timers or not self.observers):
             if self._is_others_turn():
                 await asyncio.sleep(0)
             try:
@@ -290,7 +292,7 @@ class _Journal:
         """Run a job that may overlap a transaction; a short one in this thread, unless the reader is at work."""
         if self.inline:
             return job()
-        if short and self.engine.look is None and not self._reading:
+        if short and self._decides_here and not self._reading:
             if self._is_others_turn():
                 await asyncio.sleep(0)
             return job()
@@ -467,33 +469,37 @@ class _Journal:
         """Commit what waits. This thread decides, which is cheaper than waking another; what fails is tried there."""
         batch = [self._waiting.popleft() for _ in range(min(LARGEST_BATCH, len(self._waiting)))]
         writes = [write for write, _ in batch]
-        loop = asyncio.get_running_loop()
+        if self._decides_here and self._flush_here(batch, writes):
+            return
+        attempt = asyncio.get_running_loop().run_in_executor(self._writer, self.run, writes)
+        attempt.add_done_callback(lambda done: self._wrote(batch, done))
+
+    def _flush_here(self, batch: list[tuple[Write, asyncio.Future[Committed]]], writes: list[Write]) -> bool:
+        """Decide in this thread, unless another is at work; return whether that was done."""
         if len(batch) == 1:
-            answers: Sequence[WriteAnswer | Exception] = ()
+            answers: Sequence[WriteAnswer | Exception]
             try:
                 answers = self.run(writes, wait=False)
             except Busy:
-                pass
+                return False
             except Exception as error:  # noqa: BLE001  the caller of this write gets its error
                 answers = [error]
-            if answers:
-                self._answer(batch, answers)
-                self._flushed()
-                return
-        elif self._writing_now.acquire(blocking=False):
-            # Two threads that take turns at every statement are in each other's way: only the sync is another's.
-            try:
-                decided = self._decide(writes, wait=False)
-            except BaseException as error:
-                self._writing_now.release()
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                attempt = loop.run_in_executor(self._syncer, self._sync, *decided)
-                attempt.add_done_callback(lambda done: self._wrote(batch, done))
-                return
-        attempt = loop.run_in_executor(self._writer, self.run, writes)
+            self._answer(batch, answers)
+            self._flushed()
+            return True
+        if not self._writing_now.acquire(blocking=False):
+            return False
+        # Two threads that take turns at every statement are in each other's way: only the sync is another's.
+        try:
+            decided = self._decide(writes, wait=False)
+        except BaseException as error:
+            self._writing_now.release()
+            if not isinstance(error, Exception):
+                raise
+            return False
+        attempt = asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, *decided)
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
+        return True
 
     def _wrote(
         self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[WriteAnswer]]
