@@ -11,7 +11,7 @@ from halter.core.errors import LeaseLost, RowRefused, UndeclaredRow
 from halter.core.events import CallSettled, CallStarted, OverrunIncurred, RequestSettled, RequestStarted, SessionStarted
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, BudgetRow, Charge, Leg
-from halter.core.ports import Change, Draft, Lease, Query, Rows, Stored, Write
+from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import TABLES, HoldRow, SessionRow, SpendRow, StreamRow
 from halter.core.usage import Usage
@@ -295,6 +295,24 @@ async def test_a_kind_that_is_not_known_is_read_as_unknown(shared_place: "Place"
     found: Stored = (await store.read(FLEET))[0]
     assert type(found.event).__name__ == "Unknown"
     assert (found.kind, found.version, found.facts) == ("planet_discovered", 7, b'{"name":"Vulcan"}')
+
+
+async def test_who_follows_the_changes_hears_what_matters_and_nothing_else(store: JournalStore) -> None:
+    heard: set[StreamId] = set()
+
+    async def follow() -> None:
+        async for change in store.changes(lambda change: change.stream != FLEET):
+            heard.add(change.stream)
+
+    following = asyncio.create_task(follow())
+    for number in range(1_000):
+        await store.commit(note(f"fleet {number}"))
+        await store.commit(note(f"one {number}", ONE))
+        if ONE in heard:
+            break
+        await asyncio.sleep(0.01)
+    following.cancel()
+    assert heard - {EVERY_STREAM} == {ONE}
 
 
 async def test_growth_is_hinted_within_the_process(store: JournalStore) -> None:

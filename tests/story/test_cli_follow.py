@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from halter.core.events import (
     SessionStarted,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, session_stream
-from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write
+from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write, matters_always
 from halter.core.rows import AuditRow, DecisionRow
 from halter.journal.open import open_engine
 from halter.journal.store import JournalStore
@@ -216,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(target: str, tmp_path: Pat
 class Deaf(JournalStore):
     """A store whose hints are all lost."""
 
-    async def changes(self) -> AsyncIterator[Change]:
+    async def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
         await asyncio.Event().wait()
         yield Change(FLEET, 0)
 

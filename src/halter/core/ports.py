@@ -241,6 +241,10 @@ class Change(msgspec.Struct, frozen=True):
     head: int
 
 
+def matters_always(_: Change) -> bool:
+    return True
+
+
 EVERY_STREAM: Final = StreamId("*")
 """Named by a hint after a time without hints, and when too many streams grew at once."""
 
@@ -337,8 +341,8 @@ class Store(Protocol):
         """
         ...
 
-    def changes(self) -> AsyncIterator[Change]:
-        """Follow which streams grow, in this process and in others."""
+    def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
+        """Follow which streams grow, in this process and in others; only changes that matter are told."""
         ...
 
     async def close(self) -> None: ...

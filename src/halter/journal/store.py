@@ -38,6 +38,7 @@ from halter.core.ports import (
     Stored,
     Ticket,
     Write,
+    matters_always,
     split_query_words,
 )
 from halter.core.text import clean
@@ -245,7 +246,7 @@ class _Journal:
         self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
         # Not a set: followers are told in one order, so that a run can be replayed.
-        self._followers: dict[asyncio.Queue[Sequence[Change]], None] = {}
+        self._followers: dict[asyncio.Queue[Sequence[Change]], Callable[[Change], bool]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self.late = WeakSet[LateReading]()
         """Read before the engine is closed, if they are still wanted."""
@@ -353,9 +354,9 @@ class _Journal:
 
         return alone() if self.inline else await asyncio.to_thread(alone)
 
-    async def changes(self) -> AsyncIterator[Change]:
+    async def changes(self, matters: Callable[[Change], bool]) -> AsyncIterator[Change]:
         hints: asyncio.Queue[Sequence[Change]] = asyncio.Queue(MOST_PENDING_HINTS)
-        self._followers[hints] = None
+        self._followers[hints] = matters
         if self._watcher is None and not self.inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
         try:
@@ -550,9 +551,10 @@ class _Journal:
             self._tell([Change(event.stream, event.seq) for answer in answers for event in answer.fresh()])
 
     def _tell(self, changes: Sequence[Change]) -> None:
-        for follower in self._followers if changes else ():
-            if not follower.full():
-                follower.put_nowait(changes)
+        for follower, matters in self._followers.items() if changes else ():
+            told = list(filter(matters, changes))
+            if told and not follower.full():
+                follower.put_nowait(told)
 
     async def _watch(self) -> None:
         while not self._closed:
@@ -732,9 +734,9 @@ class JournalStore:
         """Overwrite what lingers of erased bodies; False if a reader prevented it."""
         return await self._journal.write(self._engine.scrub)
 
-    def changes(self) -> AsyncIterator[Change]:
-        """Follow which streams grow. A reader that lags loses hints, never events."""
-        return self._journal.changes()
+    def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
+        """Follow which streams grow, as far as it matters. A reader that lags loses hints, never events."""
+        return self._journal.changes(matters)
 
     async def close(self) -> None:
         await self._journal.close()

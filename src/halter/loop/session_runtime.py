@@ -27,6 +27,7 @@ from halter.core.ports import (
     Store,
     Stored,
     Write,
+    matters_always,
     offload_body,
     read_body,
     read_stream,
@@ -92,7 +93,7 @@ def raise_if_cancelled() -> None:
 
 @asynccontextmanager
 async def watch_changes(
-    store: Store, matters: Callable[[Change], bool] = lambda _: True, news: asyncio.Event | None = None
+    store: Store, matters: Callable[[Change], bool] = matters_always, news: asyncio.Event | None = None
 ) -> AsyncGenerator[asyncio.Event]:
     """Set an event whenever a relevant change is written, by any process, from the start of the block on."""
     news, listens = news or asyncio.Event(), asyncio.Event()
@@ -100,9 +101,8 @@ async def watch_changes(
     async def listen() -> None:
         # No other task runs between this and the moment at which the store knows of it.
         listens.set()
-        async for change in store.changes():
-            if matters(change):
-                news.set()
+        async for _ in store.changes(matters):
+            news.set()
 
     listening = asyncio.create_task(listen(), name="halter-rest")
     try:

@@ -142,7 +142,7 @@ class Supervisor:
                     living.name, living.context.agent.tasks, living.context.agent.secrets
                 ).items()
             }
-            outbox = Outbox(self._app, senders)
+            sending = [Outbox(self._app, senders).run] if senders else []
             hooks = self.hooks()
             listening = [lambda: serve(hooks)] if (serve := self._serve) and hooks.any() else []
             age = read_retention(self._app)
@@ -153,7 +153,7 @@ class Supervisor:
             )
             dispatch = self._mode.dispatch(self._sessions, self._hands.agents, self._hands.versions())
             with suppress(Drained):
-                await run_together([dispatch.run, self._keep, outbox.run, self._drained, *listening, *forgetting])
+                await run_together([dispatch.run, self._keep, self._drained, *sending, *listening, *forgetting])
         self._hands.demand_clock()
 
     def drain(self) -> None:

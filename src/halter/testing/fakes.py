@@ -38,6 +38,7 @@ from halter.core.ports import (
     Stored,
     Ticket,
     Write,
+    matters_always,
 )
 from halter.core.project import budget_row, rows_of_hold
 from halter.core.rows import NO_OWNER, HoldRow, SessionRow
@@ -161,8 +162,8 @@ class Relay:
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
         return await self._passed(lambda: self._store.search(documents, words, limit))
 
-    def changes(self) -> AsyncIterator[Change]:
-        return self._store.changes()
+    def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
+        return self._store.changes(matters)
 
     async def close(self) -> None:
         await self._store.close()
@@ -252,8 +253,8 @@ class CrashingStore(Relay):
         self.acknowledged.extend(committed.all())
         return committed
 
-    async def changes(self) -> AsyncGenerator[Change]:
-        async for change in self._store.changes():
+    async def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncGenerator[Change]:
+        async for change in self._store.changes(matters):
             self._refuse_if_dead()
             yield change
 
