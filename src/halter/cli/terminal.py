@@ -336,6 +336,11 @@ class Printer:
             self._idle.clear()
             asyncio.get_running_loop().call_soon(self._hand_over)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `room` would not return at once."""
+        return len(self._texts) >= MOST_UNWRITTEN or self._problem is not None
+
     async def room(self) -> None:
         """Wait while too much is unwritten. Raises OutputLost if it cannot be written."""
         if len(self._texts) >= MOST_UNWRITTEN:

@@ -154,7 +154,8 @@ class FeedPrinter:
                     self._put_json(serialize_feed_item(item))
                 else:
                     self._show(item)
-                await self._printer.room()
+                if self._printer.is_full:
+                    await self._printer.room()
 
     def _show(self, item: FeedItem) -> None:
         """Show an event; live words and readings would be too many."""

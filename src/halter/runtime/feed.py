@@ -181,10 +181,14 @@ class FeedGap(msgspec.Struct, frozen=True):
 FeedItem = FeedEvent | LiveUpdate | FeedGap
 
 
+_RENAMED: Final = frozenset((TurnStarted, TurnEnded, TurnSkipped, GuardrailTriggered, SensorChanged, WakePosted))
+"""The events that may have another name in an autonomous session."""
+
+
 def name_feed_event(event: AnyEvent | Unknown, *, autonomous: bool) -> str:
     """Names an event: by its kind, unless it belongs to an autonomous session."""
     kind = event.kind if isinstance(event, Unknown) else event.KIND
-    if not autonomous:
+    if not autonomous or type(event) not in _RENAMED:
         return kind
     match event:
         case TurnStarted():
@@ -278,7 +282,9 @@ class Bus:
                 after = page[-1].seq if page else part.through
 
     async def named(self, stored: Stored) -> FeedEvent:
-        """Names an event, which depends on its session."""
+        """Names an event, which may depend on its session."""
+        if type(stored.event) not in _RENAMED:
+            return FeedEvent(stored.kind, stored)
         session = session_of(stored.stream)
         autonomous = session is not None and await self._is_autonomous(session)
         return FeedEvent(name_feed_event(stored.event, autonomous=autonomous), stored)
@@ -377,8 +383,10 @@ class CommitObserver:
                 return
 
 
-def serialize_event(stored: Stored) -> dict[str, Any]:
+def serialize_event(stored: Stored, **head: Any) -> dict[str, Any]:
+    body = stored.body
     return {
+        **head,
         "stream": stored.stream,
         "seq": stored.seq,
         "kind": stored.kind,
@@ -386,7 +394,7 @@ def serialize_event(stored: Stored) -> dict[str, Any]:
         "at": stored.at,
         "generation": stored.generation,
         "facts": msgspec.Raw(stored.facts),
-        "body": None if stored.body is None else clean(from_body(stored.body)),
+        "body": None if body is None else clean(from_body(body)),
         "blob": stored.blob,
         "erased": stored.erased,
         "hash": stored.hash.hex(),
@@ -396,7 +404,7 @@ def serialize_event(stored: Stored) -> dict[str, Any]:
 def serialize_feed_item(item: FeedItem) -> Mapping[str, Any]:
     match item:
         case FeedEvent():
-            return {"name": item.name, **serialize_event(item.stored)}
+            return serialize_event(item.stored, name=item.name)
         case LiveUpdate():
             return msgspec.structs.asdict(item)
         case FeedGap():
