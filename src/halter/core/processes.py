@@ -166,6 +166,7 @@ class LivenessWriter:
         self._deadlines: dict[object, int] = {}
         self._call = ""
         self._workers: tuple[str, ...] = ()
+        self._shown = 0
 
     def beat(self) -> None:
         self._write()
@@ -181,7 +182,10 @@ class LivenessWriter:
         """Record that a call is in flight, and how long it may take; returns the mark that `end_call` takes."""
         if self._memory is None:
             return None
-        mark, self._call = object(), call[:_LONGEST_NAME].replace("\0", "")
+        if call != self._call:
+            self._call = call
+            self._write_text()
+        mark = object()
         self._deadlines[mark] = time.monotonic_ns() + allowed * 1000
         self._write()
         return mark
@@ -194,20 +198,27 @@ class LivenessWriter:
     def works_as(self, worker: str) -> Generator[None]:
         self._begin()
         self._workers = (*self._workers, worker)
+        self._write_text()
         self._write()
         try:
             yield
         finally:
             self._workers = tuple(each for each in self._workers if each != worker)
+            self._write_text()
             self._write()
 
+    def _write_text(self) -> None:
+        """Write what changes rarely, before the sign of life that tells how long it is."""
+        if self._memory is not None:
+            call = self._call[:_LONGEST_NAME].replace("\0", "")
+            text = "\0".join((call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
+            self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
+            self._shown = len(text)
+
     def _write(self) -> None:
-        if self._memory is None:
-            return
-        text = "\0".join((self._call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
-        self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
-        earliest = min(self._deadlines.values(), default=0)
-        _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, len(text))
+        if self._memory is not None:
+            earliest = min(self._deadlines.values(), default=0)
+            _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, self._shown)
 
 
 class PrintMask(Protocol):

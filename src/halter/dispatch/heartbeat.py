@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from time import clock_gettime_ns
 from typing import Final, Protocol
 
 import msgspec
@@ -137,9 +138,12 @@ MAX_CLOCK_SKEW = 2 * SECOND
 """How far a machine's clock may be from the store's."""
 
 
+_STEADY_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def read_steady_clock() -> int:
     """A clock that runs while the machine sleeps and that cannot be set."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+    return clock_gettime_ns(_STEADY_CLOCK) // 1000
 
 
 def read_wall_clock() -> int:
@@ -157,7 +161,7 @@ class StoreClock:
         self._unsure = 0
 
     def now(self) -> int:
-        return read_steady_clock() + self._ahead
+        return clock_gettime_ns(_STEADY_CLOCK) // 1000 + self._ahead
 
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
