@@ -260,17 +260,21 @@ class Checkpointer:
         with self._guard:
             heads = self._heads
             for event in events:
-                known = heads.get(event.stream)
-                if known is None or event.seq > known[0]:
-                    heads[event.stream] = (event.seq, event.hash)
-                    self._last = event.stream
-                if event.kind in _TALLIED and (told := _tally(event)):
-                    self._tally.update(told)
-                if event.kind in IMMEDIATE_KINDS and not self.problem:
-                    self._due_at = 0
+                stream, seq = event.stream, event.seq
+                if stream not in heads or seq > heads[stream][0]:
+                    heads[stream] = (seq, event.hash)
+                    self._last = stream
+                if event.kind in _NOTED:
+                    self._note(event)
             self._events += len(events)
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
+
+    def _note(self, event: Stored) -> None:
+        for name, number in _tally(event).items():
+            self._tally[name] += number
+        if event.kind in IMMEDIATE_KINDS and not self.problem:
+            self._due_at = 0
 
     def flush(self) -> None:
         with self._guard:
@@ -354,6 +358,7 @@ class Checkpointer:
 _TALLIED: Final = frozenset(
     kind.KIND for kind in (ev.CallSettled, ev.RequestSettled, ev.HaltRequested, ev.DecisionMade)
 )
+_NOTED: Final = _TALLIED | IMMEDIATE_KINDS
 
 
 def _tally(event: Stored) -> Mapping[str, int]:

@@ -110,8 +110,13 @@ class Scripted:
         last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
         parts = () if last is None else last.parts
         said = "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
+        everything: str | None = None
         for index, line in enumerate(self._lines):
-            found = _match_line(line, said, prompt)
+            if line.when not in said:
+                continue
+            if everything is None and (line.unless or line.finds):
+                everything = "\n".join(_words(prompt))
+            found = _match_line(line, everything or "")
             if found is not None:
                 if not line.repeat:
                     self._lines.pop(index)
@@ -124,12 +129,7 @@ class Scripted:
         return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {said[:80]!r}; see their `when`"
 
 
-def _match_line(line: ScriptLine, said: str, prompt: Prompt) -> ScriptLine | None:
-    if line.when not in said:
-        return None
-    if not line.unless and not line.finds:
-        return line
-    everything = "\n".join(_words(prompt))
+def _match_line(line: ScriptLine, everything: str) -> ScriptLine | None:
     if line.unless and line.unless in everything:
         return None
     if not line.finds:
