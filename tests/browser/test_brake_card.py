@@ -51,7 +51,7 @@ def test_always_allows_that_destination_and_asks_no_more(house: House, comes: Co
     form = dialog(page)
     form.get_by_label("Or in your own words").fill("any:text")
     press(form, "Approve, and always")
-    expect(page.get_by_text("text is anything at all")).to_be_visible()
+    expect(page.get_by_text("Approved: send_letter of scribe")).to_contain_text("text is anything at all")
     house.until(lambda: house.rests("scribe-1"))
     house.tell("read letter 4", "scribe-1")
     house.until(lambda: house.sent().count("zoe@evil.example") == 2)

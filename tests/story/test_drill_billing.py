@@ -27,6 +27,8 @@ def kept(recorded: int | None, *, settled: bool = True) -> StoreContents:
         ({"act": "refuses"}, {7: 0}, kept(None), ""),
         ({"act": "refuses"}, {7: 0}, kept(1), "only $0.00 was billed, and $0.000001 is recorded."),
         ({"act": "unreached"}, {}, kept(1), "only $0.00 was billed, and $0.000001 is recorded."),
+        ({"act": "hangs"}, {}, kept(1), ""),
+        ({"act": "hangs"}, {7: 100}, kept(99), "$0.0001 was billed, and $0.000099 is recorded."),
         ({"model": UNKNOWN[0]}, {}, kept(None, settled=False), ""),
         ({"model": UNKNOWN[0]}, {7: 5}, kept(5), "it was asked, though its price is unknown."),
     ],
