@@ -5,8 +5,9 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
+import msgspec
 import pytest
 
 from halter.core.clock import MINUTE, SECOND
@@ -23,7 +24,8 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, WorkerId, inbox_stream, session_stream
-from halter.core.ports import Draft, Lease, Write
+from halter.core.ports import Draft, Lease, Store, Write
+from halter.core.rows import SessionRow
 from halter.runtime.feed import (
     POLLING_INTERVAL,
     Bus,
@@ -244,6 +246,23 @@ def test_every_event_has_a_name() -> None:
     kinds = {event.KIND for event in get_args(AnyEvent)}
     assert {name_feed_event(event, autonomous=False) for event, _ in NAMES} <= kinds
     assert name_feed_event(Unknown("of_tomorrow", 9, b""), autonomous=True) == "of_tomorrow"
+
+
+async def test_of_a_session_that_runs_here_the_store_is_not_asked_for_its_kind(room: Room) -> None:
+    await room.begin("a")
+    (stored,) = await room.world.events(session_stream("a"))
+    turn = msgspec.structs.replace(stored, kind=TurnStarted.KIND, event=TurnStarted(turn=1))
+    bus = Bus(cast("Store", None), room.world.clock)
+    bus.learn(SessionRow("a", kind="autonomous", started_at=1))
+    assert (await bus.named(turn)).name == "autonomy:turn_started"
+
+
+async def test_what_an_inbox_says_before_its_session_starts_tells_nothing_of_its_kind(room: Room) -> None:
+    room.bus.learn(SessionRow("a"))
+    await room.begin("a")
+    (stored,) = await room.world.events(session_stream("a"))
+    turn = msgspec.structs.replace(stored, kind=TurnStarted.KIND, event=TurnStarted(turn=1))
+    assert (await room.bus.named(turn)).name == "autonomy:turn_started"
 
 
 DESK = """

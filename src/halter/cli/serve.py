@@ -392,7 +392,13 @@ async def _work(
         shows, bus = FeedPrinter(printer, app.clock, as_json=as_json), make_bus(app)
         if not as_json:
             printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
-        runs = FleetRunner(app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, mode=mode))
+
+        def make(app: Runtime) -> Supervisor:
+            supervisor = Supervisor(app, shows.report, bus.pulse, serve=serve, mode=mode)
+            supervisor.attends = bus.learn
+            return supervisor
+
+        runs = FleetRunner(app, make)
         _drain_on_signals(runs)
         committed = CommitObserver(
             asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:"))

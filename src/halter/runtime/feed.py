@@ -296,10 +296,15 @@ class Bus:
         rows = await self._store.ask(Query("session", SessionRow, {"session": session}))
         if not rows or not rows[0].started_at:
             return False
-        if len(self._autonomous) >= KINDS_KEPT:
-            self._autonomous.clear()
-        self._autonomous[session] = rows[0].kind == "autonomous"
+        self.learn(rows[0])
         return self._autonomous[session]
+
+    def learn(self, row: SessionRow) -> None:
+        """Keep of what kind a session is, which never changes once it has started."""
+        if row.started_at:
+            if len(self._autonomous) >= KINDS_KEPT:
+                self._autonomous.clear()
+            self._autonomous[row.session] = row.kind == "autonomous"
 
 
 class _Pulses:

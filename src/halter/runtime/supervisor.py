@@ -114,6 +114,8 @@ class Supervisor:
         self._sessions.patience = IdleLimits(self._idle_halt, lambda agent, flight: self.agents[agent].allowed(flight))
         self._hands = WorkerState(app, self._sessions, self._mode, self.agents, tell)
         self._ending = asyncio.Event()
+        self.attends: Callable[[SessionRow], None] = lambda _: None
+        """Called with the row of each session that is about to be run here."""
         self.superseded = False
         """Set when the store's policy has changed: it applies after a restart."""
 
@@ -237,6 +239,7 @@ class Supervisor:
         return self.agents[agent].context.agent.tasks.idle_halt
 
     async def _attend(self, lease: Lease, row: SessionRow) -> None:
+        self.attends(row)
         came = await self.agents[row.agent].attend(lease, row, self._sessions.stays, self._waits)
         if came is None or came.over or came.state in ("WAITING_FOR_INPUT", "PAUSED"):
             # Notify at once: a person may have to act.
