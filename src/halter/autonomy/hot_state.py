@@ -255,6 +255,10 @@ class HotState:
         fact = self._facts.get(name)
         return fact is None or _is_stale(self._fields[name], fact, now)
 
+    @property
+    def has_fields(self) -> bool:
+        return bool(self._fields)
+
     def values(self) -> Mapping[str, Any]:
         return {name: self._facts[name].value for name in self._fields if name in self._facts}
 
@@ -413,12 +417,14 @@ class Awareness:
 
     def _called(self, call: ToolCall, answer: Answer) -> None:
         """Fills fields from a call of the agent's own, if it asked for what the field shows."""
-        if answer.outcome == "ok":
+        if answer.outcome == "ok" and self.hot.has_fields:
             params = parse_source_text(call.arguments or "{}")
             if isinstance(params, dict):
                 self._own.update(self.take_result(call.tool, cast("dict[str, Any]", params), answer.text))
 
     def _volatile(self) -> str:
+        if not (self._notes or self._health or self.hot.has_fields):
+            return ""
         return self.hot.rendered(self._clock.now(), notes=self._notes, health=tuple(self._health.values()))
 
     def _facts(self) -> Mapping[str, Any]:
