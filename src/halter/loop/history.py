@@ -510,7 +510,8 @@ class SessionHistory:
 
     def keep(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
         """Keep a call's result until all of the step are there."""
-        self.done = {**self.done, call.id: describe_call_result(call, outcome, text, partial)}
+        result = describe_call_result(call, outcome, text, partial)
+        self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
@@ -521,12 +522,12 @@ class SessionHistory:
         self.done = _NOTHING
         self.turn = self.turn.acted(calls, results, at)
 
-    def _observe(self, calls: Iterable[ToolCall], results: Iterable[ToolResult], brake: SessionBrake) -> None:
-        for call, result in zip(calls, results, strict=True):
+    def _observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], brake: SessionBrake) -> None:
+        for place, call in enumerate(calls):
             if call.id in self._erased:
                 brake.observe_erased(call)
             else:
-                brake.observe(call, result)
+                brake.observe(call, results[place])
         self._erased = ()
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:

@@ -263,15 +263,17 @@ class TurnLoop:
             done += 1
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            now, chance, near, usd, tokens = self._clock.now(), 1.0, False, None, None
-            if not turn.calls:
+            now, left = self._clock.now(), ""
+            if turn.calls:
+                step = decide_next_step(turn, self.rules, now)
+            else:
                 chance = self._chance.random() if turn.failures else 1.0
                 usd, tokens = self._running.left()
-                near = not turn.warned and self._near_reserve(usd, tokens)
-            step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
+                near, left = self._near_reserve(usd, tokens), decide.describe_remaining_budget(usd, tokens)
+                step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
             # By its type: most are one of these two, and a pattern takes long to find that it does not match.
             if type(step) is Think:
-                await self._think(step.model, step.after, now, decide.describe_remaining_budget(usd, tokens))
+                await self._think(step.model, step.after, now, left)
             elif type(step) is Act:
                 await self._act(step.calls, now)
             elif type(step) is WaitOut:
@@ -419,7 +421,8 @@ class TurnLoop:
         self._recalled.acted(self._clock.now())
 
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
-        for call, answer in zip(calls, answers, strict=True):
+        for place, call in enumerate(calls):
+            answer = answers[place]
             self._recalled.keep(call, answer.outcome, answer.text, answer.partial)
             if answer.staged:
                 self._recalled.staged += (call,)
