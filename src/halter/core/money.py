@@ -57,9 +57,9 @@ def usd_to_micros(amount: str | float | Decimal) -> int:
 def format_micros(micros: int) -> str:
     """An amount for people: cents, and finer only where needed."""
     whole, rest = divmod(abs(micros), DOLLAR)
-    digits = f"{rest:06}"
-    cents = digits[:2] + digits[2:].rstrip("0")
-    return f"-${whole:,}.{cents}" if micros < 0 else f"${whole:,}.{cents}"
+    # With a one before it: so it has all its zeros.
+    digits = str(DOLLAR + rest)
+    return f"{'-' if micros < 0 else ''}${whole:,}.{digits[1:3]}{digits[3:].rstrip('0')}"
 
 
 def format_usd(amount: Decimal) -> str:

@@ -140,22 +140,23 @@ def find_spendable_budgets(
     usd: int | None = None
     tokens: int | None = None
     for leg in legs:
-        scope, window, unit = leg.scope, leg.window, leg.unit
-        row = rows.get(BudgetRow, scope, window, unit)
+        unit, cap = leg.unit, leg.cap
+        row = rows.get(BudgetRow, leg.scope, leg.window, unit)
         if row is None:
-            row = BudgetRow(scope, window, unit)
-        elif row.cap_by and not window and scope == f"session:{kept.session}":
-            # A configured cap is lowered where it is configured.
-            row = row.lessened(kept.usd if unit == "usd" else kept.tokens)
+            row = BudgetRow(leg.scope, leg.window, unit)
+        elif row.cap_by:
+            if not leg.window and leg.scope == f"session:{kept.session}":
+                # A configured cap is lowered where it is configured.
+                row = row.lessened(kept.usd if unit == "usd" else kept.tokens)
+            cap = row.cap
         budgets.append((leg, row))
-        cap = row.cap if row.cap_by else leg.cap
         if cap is None:
             continue
         left = cap - row.spent
-        if unit == "usd":
-            usd = left if usd is None or left < usd else usd
-        else:
+        if unit != "usd":
             tokens = left if tokens is None or left < tokens else tokens
+        elif usd is None or left < usd:
+            usd = left
     return budgets, usd, tokens
 
 

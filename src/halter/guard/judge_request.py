@@ -178,15 +178,24 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
             waived = (*waived, "cost_cap_reached")
         fitting = _fit_output(asking, None, None, rows.now)
         verdict = _reserve_budget(budgets, fitting, capped=False)
-    if isinstance(verdict, Reserved):
-        return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
-    return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
+    if not isinstance(verdict, Reserved):
+        return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
+    intent = RequestStarted(
+        request=asking.request,
+        model=asking.model,
+        purpose=asking.purpose,
+        legs=verdict.legs,
+        max_output_tokens=fitting.max_output_tokens,
+        observed=waived,
+        anonymized=asking.anonymized,
+    )
+    if asking.paces:
+        return _admit_at_rate(asking, intent, fitting.tokens, rows)
+    return [Draft(intent, asking.body, asking.blob)]
 
 
 def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
     """Admit a request that fits this minute by the store's clock; otherwise it waits and holds nothing."""
-    if not asking.paces:
-        return [Draft(intent, asking.body, asking.blob)]
     verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
         case Reserved(legs=more):
@@ -253,17 +262,3 @@ def _make_request_refusal(asking: RequestAttempt, outcome: Outcome, sentence: st
         request=asking.request, model=asking.model, purpose=asking.purpose, outcome=outcome, sentence=sentence
     )
     return Draft(event, asking.body, asking.blob)
-
-
-def _make_request_intent(
-    asking: RequestAttempt, verdict: Reserved, fitting: Estimate, waived: tuple[Outcome, ...]
-) -> RequestStarted:
-    return RequestStarted(
-        request=asking.request,
-        model=asking.model,
-        purpose=asking.purpose,
-        legs=verdict.legs,
-        max_output_tokens=fitting.max_output_tokens,
-        observed=waived,
-        anonymized=asking.anonymized,
-    )
