@@ -4,6 +4,7 @@ import re
 import select
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -126,9 +127,11 @@ class Statement(msgspec.Struct, frozen=True, cache_hash=True):
     sql: bytes
     types: tuple[int, ...] = ()
 
-    def formats(self) -> list[Format]:
-        """Parameters are in PostgreSQL's binary form, except for arrays of texts and numbers."""
-        return [Format.TEXT if kind in (TEXT_ARRAY, BIGINT_ARRAY) else Format.BINARY for kind in self.types]
+
+@cache
+def _list_formats(types: tuple[int, ...]) -> list[Format]:
+    """Parameters are in PostgreSQL's binary form, except for arrays of texts and numbers."""
+    return [Format.TEXT if kind in (TEXT_ARRAY, BIGINT_ARRAY) else Format.BINARY for kind in types]
 
 
 Request = tuple[Statement, Sequence[bytes | None]]
@@ -237,7 +240,7 @@ def _exchange(
     for statement, name in unknown.items():
         pgconn.send_prepare(name, statement.sql, statement.types)
     for statement, values in requests:
-        pgconn.send_query_prepared(names[statement], values, statement.formats(), Format.BINARY)
+        pgconn.send_query_prepared(names[statement], values, _list_formats(statement.types), Format.BINARY)
     pgconn.pipeline_sync()
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:

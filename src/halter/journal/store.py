@@ -256,15 +256,16 @@ class _Journal:
         """Commit at once for a task that commits alone; what several tasks write together shares a transaction."""
         if self.inline:
             return self.told(self.run([write])[0])
-        task, last = asyncio.current_task(), self._last_task
-        self._last_task = task
-        if task is last and not self._busy and self._decides_here and (self._timers or not self.observers):
-            if self._is_others_turn():
-                await asyncio.sleep(0)
-            try:
-                return self.told(self.run([write], wait=False)[0])
-            except Busy:
-                pass
+        if self._decides_here:
+            task, last = asyncio.current_task(), self._last_task
+            self._last_task = task
+            if task is last and not self._busy and (self._timers or not self.observers):
+                if self._is_others_turn():
+                    await asyncio.sleep(0)
+                try:
+                    return self.told(self.run([write], wait=False)[0])
+                except Busy:
+                    pass
         return await self.queued(write)
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
