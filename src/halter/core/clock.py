@@ -41,6 +41,7 @@ LONGEST_DURATION: Final = 36_500 * DAY
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
 
 
+@lru_cache(256)
 def parse_duration(text: str) -> int:
     written = text.strip().lower()
     parts = _PART.findall(written)
