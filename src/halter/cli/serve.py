@@ -412,9 +412,10 @@ async def _work(
 
 async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[FeedItem]:
     """Yield what this process commits: each worker's log is its own."""
-    async with aclosing(committed.each()) as events:
-        async for stored in events:
-            yield await bus.named(stored)
+    async with aclosing(committed.batches()) as batches:
+        async for events in batches:
+            for stored in events:
+                yield await bus.named(stored)
 
 
 async def _run_beside(job: "Job") -> None:

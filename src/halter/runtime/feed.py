@@ -378,12 +378,14 @@ class CommitObserver:
     def flush(self) -> None:
         """No-op."""
 
-    async def each(self) -> AsyncGenerator[Stored]:
+    async def batches(self) -> AsyncGenerator[Sequence[Stored]]:
+        """Yields what was committed since the last time."""
         while True:
             await self._came.wait()
             self._came.clear()
             while self._waiting:
-                yield self._waiting.popleft()
+                # Another thread may add some meanwhile.
+                yield [self._waiting.popleft() for _ in range(len(self._waiting))]
             if self._closed:
                 return
 

@@ -673,9 +673,10 @@ class SessionTracer:
                 self._tell_trouble()
 
     async def _follow_here(self, committed: CommitObserver) -> None:
-        async with aclosing(committed.each()) as events:
-            async for stored in events:
-                await self._see(stored)
+        async with aclosing(committed.batches()) as batches:
+            async for events in batches:
+                for stored in events:
+                    await self._see(stored)
                 self._tell_trouble()
 
     def _tell_trouble(self) -> None:
