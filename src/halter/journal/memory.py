@@ -200,22 +200,25 @@ class MemoryEngine:
 
     def save(self, changes: WorkingSet) -> None:
         """Apply all changes; nothing can fail half-way."""
-        inserts, rows, listed, streams = changes.inserts, self._rows, self._tables, self._streams
-        for event in changes.events:
+        inserts, deletes, events = changes.inserts, changes.deletes, changes.events
+        rows, listed = self._rows, self._tables
+        for event in events:
             if event.blob is not None and event.blob not in self._blobs:
                 raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
         with self._mirroring:
-            rows |= inserts
             rows |= changes.updates
-            for key in inserts:
-                if key[0] in listed:
-                    listed[key[0]][key] = None
-            for key in changes.deletes:
-                del rows[key]
-                if key[0] in listed:
-                    listed[key[0]].pop(key, None)
-            for event in changes.events:
-                streams[event.stream].append(event)
+            if inserts:
+                rows |= inserts
+                for key in inserts:
+                    if key[0] in listed:
+                        listed[key[0]][key] = None
+            if deletes:
+                for key in deletes:
+                    del rows[key]
+                    if key[0] in listed:
+                        listed[key[0]].pop(key, None)
+            for event in events:
+                self._streams[event.stream].append(event)
             self._by_write |= changes.earlier
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:

@@ -6,6 +6,7 @@ Also: blobs, searches, and retries while the store is unavailable.
 import asyncio
 import copy
 import os
+import struct
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
 from itertools import chain
+from types import CoroutineType
 from typing import Any, Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -149,6 +151,7 @@ SHORT_QUERIES: Final = frozenset(
 
 SALTS_DRAWN: Final = 256
 """How many salts are drawn at once: one alone takes a system call."""
+_SALTS: Final = struct.Struct(f"{SALT_BYTES}s" * SALTS_DRAWN)
 
 DONE_BEFORE_YIELD: Final = 16
 """How many reads and writes in the caller's thread come before other tasks get a turn."""
@@ -167,8 +170,7 @@ class _SaltPool:
         _POOLS.add(self)
 
     def draw(self) -> list[bytes]:
-        drawn = os.urandom(SALTS_DRAWN * SALT_BYTES)
-        self.drawn[:] = [drawn[start : start + SALT_BYTES] for start in range(0, len(drawn), SALT_BYTES)]
+        self.drawn[:] = _SALTS.unpack(os.urandom(_SALTS.size))
         return self.drawn
 
 
@@ -252,21 +254,33 @@ class _Journal:
         """Read before the engine is closed, if they are still wanted."""
         self._closed = False
 
-    async def commit(self, write: Write) -> Committed:
-        """Commit at once for a task that commits alone; what several tasks write together shares a transaction."""
-        if self.inline:
-            return self.told(self.run([write])[0])
-        if self._decides_here:
-            task, last = asyncio.current_task(), self._last_task
-            self._last_task = task
-            if task is last and not self._busy and (self._timers or not self.observers):
-                if self._is_others_turn():
-                    await asyncio.sleep(0)
-                try:
-                    return self.told(self.run([write], wait=False)[0])
-                except Busy:
-                    pass
-        return await self.queued(write)
+    async def commit(self, write: Write, retry: StoreRetry | None = None) -> Committed:
+        """Commit at once for a task that commits alone; what several tasks write together shares a transaction.
+
+        With a `retry` it is repeated while the store is unavailable.
+        """
+        try:
+            alone = self.inline
+            if not alone and self._decides_here:
+                task, last = asyncio.current_task(), self._last_task
+                self._last_task = task
+                if task is last and not self._busy and (self._timers or not self.observers):
+                    alone = True
+                    if self._is_others_turn():
+                        await asyncio.sleep(0)
+            answers = self.run([write], wait=self.inline) if alone else ()
+            committed = answers[0] if answers else await self.queued(write)
+            if isinstance(committed, LeaseLost):
+                raise committed
+            if answers and self._followers:
+                self._hint([committed])
+        except StoreUnavailable as away:
+            if retry is None:
+                raise
+            return await retry.repeat(partial(self.commit, write), away)
+        if retry is not None and retry.trouble.problem:
+            retry.trouble.passed()
+        return committed
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
         """Queue a write: what waits together shares a transaction."""
@@ -392,40 +406,28 @@ class _Journal:
     def run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
         """Commit several writes in one transaction, each as if alone, and notify the observers.
 
-        A lost lease fails only its own write; any other error undoes all of them.
+        A lost lease fails only its own write; any other error undoes all of them. Where it would have to wait and must
+        not, nothing is done, and there are no answers.
         """
         if not self._writing_now.acquire(wait):
-            raise Busy
-        refused = False
+            return []
         try:
-            for _ in range(MOST_DECISION_ATTEMPTS):
-                try:
-                    answers, fresh = self._decide(writes, wait=wait)
-                    try:
-                        self.engine.commit()
-                    except BaseException:
-                        self.engine.rollback()
-                        raise
-                    break
-                except (Conflict, RowRefused) as error:
-                    # A row that another process inserted meanwhile can make a decision that fits no row: look again.
-                    if refused and isinstance(error, RowRefused):
-                        raise
-                    refused = refused or isinstance(error, RowRefused)
-            else:
-                message = (
-                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
-                    "inserted; it may be tried again."
-                )
-                raise StoreUnavailable(message)
+            try:
+                answers, fresh = self._decide(writes, wait=wait)
+            except (Conflict, RowRefused) as error:
+                answers, fresh = self._decide_again(writes, error, wait=wait)
+        except Busy:
+            return []
         finally:
             self._writing_now.release()
         if self.observers:
             self._saw(fresh)
         return answers
 
-    def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
-        """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
+    def _decide(
+        self, writes: Sequence[Write], *, wait: bool, commits: bool = True
+    ) -> tuple[list[WriteAnswer], list[Stored]]:
+        """Do the writes in a transaction, and commit it unless another thread will; on an error all are undone."""
         engine = self.engine
         keys, needed = list_needs(writes)
         if not (said := "".join(keys)).isascii() or "\x00" in said:
@@ -438,10 +440,30 @@ class _Journal:
                 answers.append(self._applier(write, rows, self._salts))  # noqa: PERF401 It is one frame less.
             if rows.events:
                 engine.save(rows)
+            if commits:
+                engine.commit()
         except BaseException:
             engine.rollback()
             raise
         return answers, rows.events
+
+    def _decide_again(
+        self, writes: Sequence[Write], error: Conflict | RowRefused, *, wait: bool
+    ) -> tuple[list[WriteAnswer], list[Stored]]:
+        """A row that another process inserted meanwhile can make a decision that fits no row: look again."""
+        refused = isinstance(error, RowRefused)
+        for _ in range(MOST_DECISION_ATTEMPTS - 1):
+            try:
+                return self._decide(writes, wait=wait)
+            except Conflict:
+                pass
+            except RowRefused:
+                if refused:
+                    raise
+                refused = True
+        raise StoreUnavailable(
+            f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just inserted; try it again."
+        )
 
     def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
         """Make durable, in a thread of its own, what was decided in the thread of the event loop."""
@@ -482,10 +504,10 @@ class _Journal:
             answers: Sequence[WriteAnswer | Exception]
             try:
                 answers = self.run(writes, wait=False)
-            except Busy:
-                return False
             except Exception as error:  # noqa: BLE001  the caller of this write gets its error
                 answers = [error]
+            if not answers:
+                return False
             self._answer(batch, answers)
             self._flushed()
             return True
@@ -493,7 +515,7 @@ class _Journal:
             return False
         # Two threads that take turns at every statement are in each other's way: only the sync is another's.
         try:
-            decided = self._decide(writes, wait=False)
+            decided = self._decide(writes, wait=False, commits=False)
         except BaseException as error:
             self._writing_now.release()
             if not isinstance(error, Exception):
@@ -539,12 +561,6 @@ class _Journal:
             asyncio.get_running_loop().call_soon(self._flush)
         else:
             self._busy = False
-
-    def told(self, answer: WriteAnswer) -> Committed:
-        if isinstance(answer, LeaseLost):
-            raise answer
-        self._hint([answer])
-        return answer
 
     def _hint(self, answers: Sequence[Committed]) -> None:
         """Tell the followers what was written, however much it is, at once."""
@@ -602,17 +618,8 @@ class JournalStore:
     def observe(self, observer: Observer) -> None:
         self._journal.observers = (*self._journal.observers, observer)
 
-    async def commit(self, write: Write) -> Committed:
-        journal = self._journal
-        try:
-            committed = journal.told(journal.run([write])[0]) if journal.inline else await journal.commit(write)
-        except StoreUnavailable as away:
-            if self.retry is None:
-                raise
-            return await self.retry.repeat(partial(journal.commit, write), away)
-        if self.retry is not None and self.retry.trouble.problem:
-            self.retry.trouble.passed()
-        return committed
+    def commit(self, write: Write) -> "CoroutineType[Any, Any, Committed]":
+        return self._journal.commit(write, self.retry)
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
         question = StreamPage(StreamId(clean(stream)), after, limit)
