@@ -8,7 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol, cast
+from types import CoroutineType
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -232,12 +233,15 @@ class Ledger:
         self._waiting: deque[asyncio.Event] = deque()
         self._put_off: dict[Lease, Write] = {}
 
-    async def commit(self, write: Write) -> Committed:
+    def commit(self, write: Write) -> "CoroutineType[Any, Any, Committed]":
         """Commit a write, and just before it, in the same transaction, what the session deferred."""
         lease = write.lease
         before = None if lease is None else self._put_off.get(lease)
-        if lease is None or before is None:
-            return await self._store.commit(write)
+        return (
+            self._store.commit(write) if lease is None or before is None else self._commit_after(lease, before, write)
+        )
+
+    async def _commit_after(self, lease: Lease, before: Write, write: Write) -> Committed:
         committed = await self._store.commit(msgspec.structs.replace(write, first=before))
         self._carried(lease, before)
         return committed
@@ -292,8 +296,9 @@ class Ledger:
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
         usd, tokens = compute_charged_amounts(flight, truth)
         committed = await self.commit(_make_settling_write(lease, flight, truth, usd, tokens))
-        self._let_next_try()
-        overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in committed.events)
+        if self._waiting:
+            self._let_next_try()
+        overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in committed.events[1:])
         return Settlement(usd, tokens, overrun, committed)
 
     def defer_settlement(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement | None:

@@ -259,7 +259,7 @@ def prepare_call(
         return PreparedCall(_make_unknown_request(standing, call, now, flaw), None, None)
     terms = standing.terms_of_tool(tool.spec, now)
     valid = _validate_arguments(tool, call)
-    if isinstance(valid, Invalid):
+    if not isinstance(valid, tuple):
         flaw = _pick_flaw(standing, terms, ("invalid_arguments", valid.sentence))
         return PreparedCall(_fill_request(terms, call, call.arguments, now, {"flaw": flaw}), tool, None, terms.rule)
     meant, arguments = valid
@@ -335,10 +335,10 @@ def _pick_flaw(standing: SessionContext, terms: ToolTerms, unfit: tuple[Outcome,
 def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
     """Validate the model's arguments and a person's edit; without an edit they are the same."""
     meant = tool.validate(call.arguments)
-    if isinstance(meant, Invalid) or call.edited is None:
-        return meant if isinstance(meant, Invalid) else (meant, meant)
-    edited = tool.validate(call.edited)
-    return edited if isinstance(edited, Invalid) else (meant, edited)
+    if not isinstance(meant, Valid):
+        return meant
+    edited = meant if call.edited is None else tool.validate(call.edited)
+    return (meant, edited) if isinstance(edited, Valid) else edited
 
 
 def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":

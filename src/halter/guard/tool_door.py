@@ -314,17 +314,18 @@ class ToolDoor:
         if call.tool not in tools:
             call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepared(standing, call, tools.get(call.tool))
-        predicted = None
+        asked, predicted, now = prepared.asked, None, prepared.asked.now
         simulates = prepared.rule is not None and prepared.rule.simulate != "never"
         if simulates and self._simulator is not None and not attempt and should_simulate(prepared):
-            predicted = await self._simulator.simulate(lease, standing, prepared, call.situation())
-        if isinstance(predicted, Simulated) and (need := prepared.asked.approval) is not None:
-            # No digest covers a prediction: the person who decides does not agree to it.
-            need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
-            prepared = msgspec.structs.replace(prepared, asked=msgspec.structs.replace(prepared.asked, approval=need))
+            predicted, now = await self._simulator.simulate(lease, standing, prepared, call.situation()), 0
+            if isinstance(predicted, Simulated) and (need := asked.approval) is not None:
+                # No digest covers a prediction: the person who decides does not agree to it.
+                need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
+                asked = msgspec.structs.replace(asked, approval=need)
         act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
-        now = prepared.asked.now if predicted is None else 0
-        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt, call.brake, now)
+        answer = await self.guarded_tool_call(lease, asked, act, attempt, call.brake, now)
+        if predicted is None:
+            return answer
         if not isinstance(predicted, Simulated) or predicted.known or isinstance(answer, StillHeld):
             return answer
         return msgspec.structs.replace(answer, simulation=predicted.text)
@@ -342,7 +343,7 @@ class ToolDoor:
                 return decided
             call = decided
         prepared = await self._prepared(standing, call, tools.get(call.tool))
-        intent = await self._intent(lease, prepared.asked, attempt)
+        intent = _CallIntent(lease, await self._offloaded(self._masked_call(prepared.asked)), attempt)
         committed = await self._ledger.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(call.id)
@@ -410,7 +411,10 @@ class ToolDoor:
         Without an `act` the call is flawed, and the judge refuses it. The `brake` is told what was decided. `now` is
         the time where the caller has just looked.
         """
-        intent = await self._intent(lease, asked, attempt)
+        masked = self._masked_call(asked)
+        if len(masked.arguments) > BLOB_THRESHOLD:
+            masked = await self._offloaded(masked)
+        intent = _CallIntent(lease, masked, attempt)
         committed = await self._ledger.commit_intent(intent, self._patience, now)
         if committed is None:
             return StillHeld(asked.call)
@@ -427,12 +431,9 @@ class ToolDoor:
             raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
         return await self._act(lease, flight, act)
 
-    async def _intent(self, lease: Lease, asked: CallRequest, attempt: int) -> _CallIntent:
-        asked = self._masked_call(asked)
-        if len(asked.arguments) > BLOB_THRESHOLD:
-            _, blob = await offload_body(self._store, asked.arguments)
-            asked = msgspec.structs.replace(asked, blob=blob)
-        return _CallIntent(lease, asked, attempt)
+    async def _offloaded(self, asked: CallRequest) -> CallRequest:
+        _, blob = await offload_body(self._store, asked.arguments)
+        return msgspec.structs.replace(asked, blob=blob)
 
     async def guarded_look(self, asked: CallRequest, act: ToolAction | None) -> Answer:
         """Judge a call that only reads and costs nothing: same order, nothing written.

@@ -43,14 +43,14 @@ _WORD: Final = 4096
 
 
 def to_output(result: Any, max_output: int) -> Output:
-    if isinstance(result, Output):
+    if not isinstance(result, str) and isinstance(result, Output):
         return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
     return Output(to_text(result, max_output))
 
 
 def to_text(result: Any, max_output: int) -> str:
     """Text stays as it is, bytes become text or base64, anything else JSON."""
-    if isinstance(result, bytes | bytearray):
+    if isinstance(result, (bytes, bytearray)):
         return bytes_to_text(bytes(result), max_output)
     text: str = result if isinstance(result, str) else _json(result)
     return text if len(text) <= max_output else truncate_middle(text, max_output)
