@@ -271,7 +271,9 @@ class _CallIntent(msgspec.Struct):
     attempt: int
 
     def write(self, now: int, first: Write | None = None) -> Write:
-        asked = self.asked = self.asked.at(now)
+        asked = self.asked
+        if now != asked.now:
+            asked = self.asked = asked.at(now)
         key, decide = f"{asked.call}/asked/{self.attempt}", partial(judge_call, asked)
         return Write(session_stream(self.lease.session), key, decide, list_call_rows(asked), self.lease, (), first)
 

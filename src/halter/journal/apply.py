@@ -27,6 +27,7 @@ CHAIN_START: Final = bytes(32)
 SALT_BYTES: Final = 16
 
 _ENCODE: Final = msgspec.json.Encoder().encode
+_CHAINED: Final = FORMAT_TAG + b"%b%d %d %d\n%b%b%b"
 
 
 def digest_body(salt: bytes, body: bytes) -> bytes:
@@ -40,8 +41,7 @@ EventHeader = tuple[str, int, str, int, int, int, str, str | None]
 
 def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes) -> bytes:
     head = _ENCODE(header)
-    sizes = len(head), len(facts), len(digest)
-    return sha256(b"%b%b%d %d %d\n%b%b%b" % (FORMAT_TAG, previous, *sizes, head, facts, digest)).digest()
+    return sha256(_CHAINED % (previous, len(head), len(facts), len(digest), head, facts, digest)).digest()
 
 
 NO_BODY: Final = b""

@@ -191,7 +191,7 @@ class MemoryEngine:
         self._library: SqliteEngine | None = None
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        now, known, loaded = self._clock(), self._by_write, dict(zip(keys, map(self._rows.get, keys), strict=True))
+        now, known, loaded = self._clock(), self._by_write, dict(zip(keys, map(self._rows.get, keys)))  # noqa: B905
         return WorkingSet(
             loaded=loaded,
             now=now if self._latest <= now else find_latest_time(loaded, now),
