@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, cycle
 from types import CoroutineType
 from typing import Any, Final, Protocol, Self, TypeVar
 from weakref import WeakSet
@@ -237,7 +237,8 @@ class _Journal:
         self._reading = 0
         self._asked: deque[tuple[Question, asyncio.Future[Sequence[Any]]]] = deque()
         self._looking = False
-        self._done_here = 0
+        # Now and then, since what is done in this thread does not wait: a loop of it would let no other task run.
+        self._is_others_turn = cycle([False] * (DONE_BEFORE_YIELD - 1) + [True])
         self._last_task: asyncio.Task[Any] | None = None
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
@@ -266,7 +267,7 @@ class _Journal:
                 self._last_task = task
                 if task is last and not self._busy and (self._timers or not self.observers):
                     alone = True
-                    if self._is_others_turn():
+                    if next(self._is_others_turn):
                         await asyncio.sleep(0)
             answers = self.run([write], wait=self.inline) if alone else ()
             committed = answers[0] if answers else await self.queued(write)
@@ -309,7 +310,7 @@ class _Journal:
         if self.inline:
             return job()
         if short and self._decides_here and not self._reading:
-            if self._is_others_turn():
+            if next(self._is_others_turn):
                 await asyncio.sleep(0)
             return job()
         self._reading += 1
@@ -353,11 +354,6 @@ class _Journal:
             tell([closed] * len(batch))
         else:
             job.add_done_callback(lambda done: tell(done.result()))
-
-    def _is_others_turn(self) -> bool:
-        """Now and then, since what is done in this thread does not wait: a loop of it would let no other task run."""
-        self._done_here += 1
-        return self._done_here % DONE_BEFORE_YIELD == 0
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
 
