@@ -13,6 +13,7 @@ from msgspec import UNSET
 from halter.autonomy.hot_state import (
     LARGEST_VALUE,
     LONGEST_BLOCK,
+    Awareness,
     ChangedValue,
     FieldChange,
     HotState,
@@ -23,8 +24,11 @@ from halter.autonomy.hot_state import (
 )
 from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.messages import Text, ToolCall
 from halter.core.tools import HealthReport
+from halter.guard.tool_door import Answer
 from halter.loop.text_calls import DEEPEST_VALUE
+from halter.testing.fakes import ManualClock
 
 NOW = 1_000 * HOUR
 
@@ -424,3 +428,18 @@ def test_a_snapshot_keeps_every_value_as_it_is(value: Any) -> None:
     old.put("x", value, NOW, by="s")
     new.restore(old.snapshot())
     assert json.dumps(new.values()) == json.dumps(old.values())
+
+
+def test_a_session_without_fields_is_shown_its_alerts_and_its_failing_sensors_and_nothing_else() -> None:
+    told, failing = (Awareness(HotState({}), ManualClock()) for _ in range(2))
+    assert told.senses().volatile() == ""
+    told.show([Text("The disk is full.", "sensor", trusted=False)])
+    assert "The disk is full." in told.senses().volatile()
+    failing.hear(HealthReport(sensor="ticker", health="failing", sentence="no answer"))
+    assert "ticker" in failing.senses().volatile()
+
+
+def test_a_call_of_the_agents_own_fills_the_field_that_it_refreshes() -> None:
+    aware = Awareness(state(cash=HotField(refresh_tool="balance")), ManualClock())
+    aware.senses().called(ToolCall("1", "balance", "{}"), Answer("1", "ok", "42"))
+    assert aware.hot.values() == {"cash": 42}

@@ -67,6 +67,21 @@ async def test_a_reply_with_a_when_waits_for_its_message() -> None:
     assert (await asked(model, "And how much is it?")).text == "Seven."
 
 
+async def test_a_reply_with_an_unless_is_left_out_once_its_words_were_said_anywhere() -> None:
+    lines = [
+        '- {when: here, unless: "seen.", text: Look., repeat: true}',
+        '- {unless: "done.", text: Do., repeat: true}',
+    ]
+    model = script("\n".join([*lines, "- {text: Rest., repeat: true}"]))
+
+    async def after(*texts: str) -> str:
+        return (await model.ask(Prompt(messages=tuple(map(make_user_message, texts))), permit())).text
+
+    assert await after("I am here.") == "Look."
+    assert await after("It was seen.", "I am here.") == "Do."
+    assert await after("It was seen.", "And done.", "I am here.") == "Rest."
+
+
 async def test_what_a_tool_said_counts_as_the_last_message_of_the_user() -> None:
     model = Scripted([say("Fine.", when="42 lines")], ManualClock())
     told = Message("user", (ToolResult("1", "look", "ok", "42 lines"),))
