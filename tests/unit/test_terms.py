@@ -369,3 +369,18 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             assert decided == plain_decision(RequestAttempt(**known), rows)
         seen.add(decided[0].KIND if decided else "")
     assert seen >= {"", "request_started", "request_refused", "cost_cap_reached"}
+
+
+def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:
+    policy, paid, now = resolved("{}", AGENTS[3]), MODELS[0], NOON
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
+    before = where.terms_of_model(paid, Table(), now), where.terms_of_tool(look.spec, now)
+    assert (before[0].base.flaw, before[1].flaw) == (None, None)
+    assert before == (where.terms_of_model(paid, Table(), now), where.terms_of_tool(look.spec, now))
+    barred = msgspec.structs.replace(policy, allowed_models=(), disabled=("look",))
+    other = msgspec.structs.replace(where, session="t", policy=barred, kept_usd=0)
+    request, call = other.terms_of_model(paid, Table(), now), other.terms_of_tool(look.spec, now)
+    assert request.base.flaw is not None
+    assert call.flaw is not None
+    assert other.scopes == ("session:t", "agent:desk", "fleet")
+    assert other.caps == policy.caps != where.caps

@@ -121,7 +121,6 @@ def is_channel(stream: str) -> bool:
     return stream.startswith(_CHANNEL)
 
 
-@lru_cache(maxsize=8192)
 def session_of(stream: StreamId) -> SessionId | None:
     """The session of a stream (its own or its inbox), if any."""
     if not stream.startswith("session:"):

@@ -7,6 +7,7 @@ and name provides its text; how often it was met is a sum.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from halter.core import events as ev
 from halter.core import money
 from halter.core.ids import FLEET, StreamId, session_of
-from halter.core.money import CARVED_CAP, MINUTE_WINDOW, Account, BudgetRow, Charge, Leg
+from halter.core.money import CARVED_CAP, MINUTE_WINDOW, Account, BudgetRow, Charge, Leg, Unit
 from halter.core.rows import (
     NO_OWNER,
     AgentRow,
@@ -36,6 +37,7 @@ from halter.core.rows import (
     SessionRow,
     SpendRow,
     TriggerRow,
+    find_session,
 )
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose, R, Row, RowKey
@@ -140,7 +142,7 @@ def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
 
 
 def project_artifact_event(event: ev.ArtifactEvent, place: EventPlace, known: MutableRows) -> None:
-    session = session_of(place.stream) or ""
+    session = find_session(place.stream)
     match event:
         case ev.FindingEmitted():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
@@ -417,7 +419,7 @@ def _project_statement(event: _Statement, place: EventPlace, known: MutableRows)
             known.put(msgspec.structs.replace(row, first_by=event.by))
         case ev.DecisionMade():
             known.put(project_decision_made(event, place, known))
-            if session_of(place.stream):
+            if find_session(place.stream):
                 known.put(
                     _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
                 )
@@ -455,7 +457,7 @@ def list_budget_rows(legs: Sequence[Leg]) -> list[RowKey]:
 
 
 def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> SessionRow:
-    session = session_of(place.stream) or ""
+    session = find_session(place.stream)
     row = known.get(SessionRow, session) or SessionRow(session)
     return msgspec.structs.replace(row, **changes).scheduled()
 
@@ -506,7 +508,7 @@ def _move_outage(
     event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, place: EventPlace, known: MutableRows
 ) -> None:
     """Keep since when no model answers a session; another trouble is another outage."""
-    session = session_of(place.stream) or ""
+    session = find_session(place.stream)
     match event:
         case ev.SessionParked(trouble=trouble) if trouble:
             row = known.get(OutageRow, session)
@@ -559,7 +561,7 @@ def _session_ended(event: ev.SessionEnded, place: EventPlace, known: MutableRows
             owner=NO_OWNER,
         )
     )
-    session = session_of(place.stream) or ""
+    session = find_session(place.stream)
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
         _free_hold(hold, event.charge, known)
@@ -574,7 +576,7 @@ def _place_hold(
     hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: MutableRows
 ) -> None:
     at = place.at
-    known.put(HoldRow(hold, session_of(place.stream) or "", at, purpose, name, _ENCODE_LEGS(legs)))
+    known.put(HoldRow(hold, find_session(place.stream), at, purpose, name, _ENCODE_LEGS(legs)))
     for leg in legs:
         row = budget_row(known, leg)
         if row.window == MINUTE_WINDOW:
@@ -731,8 +733,14 @@ def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
 
 
 def budget_key(account: Account) -> RowKey:
-    window = account.window
-    return (BudgetRow, (account.scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, account.unit))
+    scope, window, unit = account.scope, account.window, account.unit
+    return _make_shared_key(scope, window, unit) if window else (BudgetRow, (scope, window, unit))
+
+
+# A window is that of an agent, a trigger, a model or the fleet: many sessions ask for the same.
+@lru_cache(maxsize=256)
+def _make_shared_key(scope: str, window: str, unit: Unit) -> RowKey:
+    return (BudgetRow, (scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit))
 
 
 _PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {

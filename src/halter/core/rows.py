@@ -237,6 +237,12 @@ def rows_of_stream(stream: StreamId) -> tuple[RowKey, ...]:
     return (head,) if session is None else (head, (SessionRow, (session,)))
 
 
+def find_session(stream: StreamId) -> str:
+    """The session of a stream, or nothing: as `session_of`, for what asks often."""
+    rows = rows_of_stream(stream)
+    return rows[1][1][0] if len(rows) > 1 else ""
+
+
 class OutageRow(Row, frozen=True):
     """That no model answers a session, since when and why; the newest time only. `ended_at` is when one answered."""
 

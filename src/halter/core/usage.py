@@ -85,7 +85,12 @@ class ModelName(msgspec.Struct, frozen=True):
         return cls(found[1], found[2])
 
     def __str__(self) -> str:
-        return f"{self.provider}:{self.model}"
+        return _join_name(self.provider, self.model)
+
+
+@lru_cache(maxsize=256)
+def _join_name(provider: str, model: str) -> str:
+    return f"{provider}:{model}"
 
 
 class Price(msgspec.Struct, frozen=True):

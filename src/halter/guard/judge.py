@@ -213,10 +213,14 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@lru_cache(maxsize=1024)
 def list_halt_rows(scopes: tuple[str, ...]) -> tuple[RowKey, ...]:
-    # Sessions of an agent share what lies above them.
-    return ((HaltRow, scopes[:1]), *list_halt_rows(scopes[1:])) if scopes else ()
+    return ((HaltRow, scopes[:1]), *_list_upper_halt_rows(scopes[1:])) if scopes else ()
+
+
+# Sessions of an agent share what lies above them.
+@lru_cache(maxsize=256)
+def _list_upper_halt_rows(scopes: tuple[str, ...]) -> tuple[RowKey, ...]:
+    return tuple([(HaltRow, (scope,)) for scope in scopes])
 
 
 def list_call_rows(asked: CallRequest) -> list[RowKey]:

@@ -146,12 +146,12 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
 
 def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
     """Every row that the decision reads or changes."""
-    return list_halt_rows(asking.scopes) + list_hold_rows(asking)
+    return (*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *list_account_rows(asking))
 
 
-def list_hold_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
-    """The rows of a request's hold, which settling it changes as well."""
-    rows = ((HoldRow, (asking.request,)), *(asking.terms or asking.hold).rows)
+def list_account_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
+    """The rows of the accounts that a request's hold weighs on, which settling it changes as well."""
+    rows = (asking.terms or asking.hold).rows
     return (*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))) if asking.paces else rows
 
 

@@ -196,7 +196,7 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
 
 
 def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
-    rows: Sequence[RowKey] = flight.rows
+    rows: Sequence[RowKey] = ((HoldRow, (flight.id,)), *flight.rows) if flight.rows else ()
     others: tuple[StreamId, ...] = ()
     # A call without a hold or a cost has at most its line of the audit.
     if not rows and (flight.legs or usd):

@@ -5,11 +5,12 @@ the context or a window changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from halter.core.clock import QUARTER
 from halter.core.ids import session_stream
@@ -50,6 +51,8 @@ from halter.redaction.secrets import describe_missing_secrets
 if TYPE_CHECKING:
     from halter.risk.risk import Risk
 
+NO_CAPS: Final = Caps()
+
 
 class Call(msgspec.Struct, frozen=True):
     """One tool call as requested; its id is also its idempotency key and the id of its hold.
@@ -82,7 +85,7 @@ class Call(msgspec.Struct, frozen=True):
         return self.decision or f"{self.id}/approval"
 
 
-class SessionContext(msgspec.Struct, frozen=True, dict=True):
+class SessionContext(msgspec.Struct, frozen=True):
     """Whose session it is, its phase, and its policy.
 
     `secrets` are granted and set; `quarantined` tools wait for a person. `kept_usd` and `kept_tokens` are reserved for
@@ -104,6 +107,18 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     anonymize: AnonymizationPolicy | None = None
     rates: Mapping[str, RateLimit] = {}
     askers: tuple[ScopedCap, ...] = ()
+    # It stands like this for many steps: what each of them asks for is worked out once.
+    caps: Caps = NO_CAPS
+    scopes: tuple[str, ...] = ()
+    _requests: "tuple[RequestTerms, ...]" = ()
+    _calls: "dict[str, ToolTerms] | None" = None
+
+    def __post_init__(self) -> None:
+        """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
+        force_setattr(self, "caps", self.whole_caps.less(self.kept_usd, self.kept_tokens))
+        force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
+        force_setattr(self, "_requests", ())
+        force_setattr(self, "_calls", None)
 
     @property
     def kept(self) -> Reserve:
@@ -120,29 +135,21 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
             return self.policy.caps
         return msgspec.structs.replace(self.policy.caps, tokens_per_hour=self.tokens_per_hour)
 
-    # It stands like this for many steps: what each of them asks for is worked out once.
-    @cached_property
-    def caps(self) -> Caps:
-        return self.whole_caps.less(self.kept_usd, self.kept_tokens)
-
-    @cached_property
-    def _terms(self) -> dict[str | int, Any]:
-        return {}
-
     def terms_of_tool(self, spec: ToolSpec, now: int) -> "ToolTerms":
         """What calls of a tool have in common here, worked out once for a quarter of an hour."""
-        known: ToolTerms | None = self._terms.get(spec.name)
-        if known is not None and known.spec is spec and known.quarter == now // QUARTER:
-            return known
-        made = self._terms[spec.name] = compile_tool_terms(self, spec, now // QUARTER)
-        return made
+        known = None if self._calls is None else self._calls.get(spec.name)
+        if known is None or known.spec is not spec or known.quarter != now // QUARTER:
+            known = compile_tool_terms(self, spec, now // QUARTER)
+            force_setattr(self, "_calls", {**(self._calls or {}), spec.name: known})
+        return known
 
     def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
         """What requests to a model have in common here, worked out once for a quarter of an hour."""
-        known: RequestTerms | None = self._terms.get(id(model))
-        if known is not None and known.model is model and known.quarter == now // QUARTER:
-            return known
-        made = self._terms[id(model)] = compile_request_terms(self, model, prices, now // QUARTER)
+        for known in self._requests:
+            if known.model is model and known.quarter == now // QUARTER:
+                return known
+        made = compile_request_terms(self, model, prices, now // QUARTER)
+        force_setattr(self, "_requests", (made, *[each for each in self._requests if each.model is not model]))
         return made
 
     def within(self, usd: int, spent: int) -> "SessionContext":
@@ -153,10 +160,11 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
         policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
         return msgspec.structs.replace(self, policy=policy)
 
-    @cached_property
-    def scopes(self) -> tuple[str, ...]:
-        trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
-        return (session_stream(self.session), *trigger, f"agent:{self.agent}", "fleet")
+
+@lru_cache(maxsize=256)
+def _list_upper_scopes(trigger: str, agent: str) -> tuple[str, ...]:
+    """The scopes above a session, shared by all sessions of an agent."""
+    return (*((f"trigger:{trigger}",) if trigger else ()), f"agent:{agent}", "fleet")
 
 
 class ToolTerms(msgspec.Struct, frozen=True):
