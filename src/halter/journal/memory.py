@@ -179,7 +179,8 @@ class MemoryEngine:
         }
         self._latest = 0
         self._streams: defaultdict[StreamId, list[Stored]] = defaultdict(list)
-        self._by_write: dict[str, tuple[Stored, ...]] = {}
+        # Most writes are of one event, and there are many: a tuple is made of it for whoever asks.
+        self._by_write: dict[str, Stored | tuple[Stored, ...]] = {}
         self._blobs: dict[Digest, bytes] = {}
         self._put_at: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
@@ -195,7 +196,9 @@ class MemoryEngine:
         return WorkingSet(
             loaded=loaded,
             now=now if self._latest <= now else find_latest_time(loaded, now),
-            earlier={} if known.keys().isdisjoint(writes) else {key: known[key] for key in writes if key in known},
+            earlier={}
+            if known.keys().isdisjoint(writes)
+            else {key: self._written(key) for key in writes if key in known},
         )
 
     def save(self, changes: WorkingSet) -> None:
@@ -219,12 +222,17 @@ class MemoryEngine:
                         listed[key[0]].pop(key, None)
             for event in events:
                 self._streams[event.stream].append(event)
-            self._by_write |= changes.earlier
+            for key, made in changes.earlier.items():
+                self._by_write[key] = made[0] if len(made) == 1 else made
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:
                 self._unmirrored.take_in(changes)
             if changes.erasures:
                 self._erase_all(changes.erasures)
+
+    def _written(self, key: str) -> tuple[Stored, ...]:
+        made = self._by_write[key]
+        return made if isinstance(made, tuple) else (made,)
 
     def _put(self, row: Row) -> None:
         with self._mirroring:
@@ -254,7 +262,7 @@ class MemoryEngine:
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
         for key in {event.key for event in events[:through]}:
-            kept = self._by_write[key]
+            kept = self._written(key)
             self._by_write[key] = tuple([self._streams[event.stream][event.seq - 1] for event in kept])
         self._forget_mirror()
 

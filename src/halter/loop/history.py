@@ -317,13 +317,16 @@ class Transcript:
     __slots__ = ("_as_text", "audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages = list[Message]()
         self.cut: Cut | None = None
         self.marker: Text | None = None
         self.task = 0
         self.turn = 0
-        self.sent: list[Message] = []
-        """What is sent, without the ending of each request. Of what is there only the last message may change."""
+        self.sent = self.messages
+        """What is sent, without the ending of each request. Of what is there only the last message may change.
+
+        The messages themselves, as long as all of them are sent as they are.
+        """
         self._as_text: tuple[Message, ...] = ()
         self.size = 0
         """Upper bound of the tokens of what is sent."""
@@ -343,14 +346,15 @@ class Transcript:
         for part in message.parts:
             if type(part) is Text and part.tokens:
                 self.audio += count_audio_tokens((Message(message.role, (part,)),))
-        self.messages.append(message)
-        self.size += size
-        sent = self.sent
+        sent, same = self.sent, self.sent is self.messages
         if message.role == "user" and sent and sent[-1].role == "user":
+            sent = self.sent = sent.copy() if same else sent
             sent[-1] = Message("user", (*sent[-1].parts, *message.parts))
             self.size -= MESSAGE_OVERHEAD
-        else:
+        elif not same:
             sent.append(message)
+        self.messages.append(message)
+        self.size += size
 
     def to_text(self) -> list[Message]:
         """What is sent, for a model that knows calls and results only as text."""

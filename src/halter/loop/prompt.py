@@ -171,6 +171,11 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple([str(model.name) for model in self.models])
 
     @cached_property
+    def spare(self) -> int:
+        """The tokens of the window that are left for a prompt."""
+        return self.window - self.mind.max_output_tokens - MARKER_TOKENS
+
+    @cached_property
     def start(self) -> StablePrefix:
         """What a prompt begins with where nothing was kept for it."""
         return build_stable_prefix(self.mind, self.offered)
@@ -208,7 +213,7 @@ class ContextWindow:
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
         self._most: int | None = None
-        self._spare = thinking.window - thinking.mind.max_output_tokens - MARKER_TOKENS
+        self._spare = thinking.spare
         self._ending = 0
 
     def bound(self, model: str, sent: PromptSize) -> int:
