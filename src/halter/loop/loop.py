@@ -28,6 +28,7 @@ from halter.guard.model_door import (
     FailedRequest,
     ModelRequest,
     RefusedRequest,
+    RequestOutcome,
     RequestRecord,
 )
 from halter.guard.prepare import Call
@@ -46,7 +47,7 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import PromptSize, SessionHistory, call_id, parse_attempt
+from halter.loop.history import SessionHistory, call_id, parse_attempt
 from halter.loop.prompt import (
     ContextWindow,
     LoopSettings,
@@ -273,7 +274,12 @@ class TurnLoop:
                 step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
             # By its type: most are one of these two, and a pattern takes long to find that it does not match.
             if type(step) is Think:
-                await self._think(step.model, step.after, now, left)
+                request = await self._prepare(step, now, left)
+                if request is not None:
+                    # Thousands of sessions may wait here: between the turn and the door there is no other frame.
+                    model = self._thinking.models[step.model]
+                    came = await self._running.ask(request, model, turn.attempts, last=turn.wrapping)
+                    await self._hear(step.model, request, came)
             elif type(step) is Act:
                 await self._act(step.calls, now)
             elif type(step) is WaitOut:
@@ -301,33 +307,39 @@ class TurnLoop:
             return True
         return tokens is not None and tokens <= policy.reserve_tokens
 
-    async def _think(self, number: int, after: int, now: int, left: str) -> None:
-        if after:
-            await self._running.pause(after)
+    async def _prepare(self, step: Think, now: int, left: str) -> ModelRequest | None:
+        """Make the next request of the turn, after a pause if it needs one; None where no request has room for it."""
+        if step.after:
+            await self._running.pause(step.after)
             now = self._clock.now()
-        turn, volatile = self._recalled.turn, self._senses.volatile()
+        volatile = self._senses.volatile()
         volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
-        name, model, last, running = self._names[number], self._thinking.models[number], turn.wrapping, self._running
+        name = self._names[step.model]
         if not self._window.has_room(count_bytes(volatile)):
             too_large = await self._window.make_room(name)
             if too_large:
+                turn = self.turn
                 self.turn = turn.failed(turn.attempts, FailedAttempt(too_large), self._clock.now())
-                return
-        request, size = self._make_request(name, volatile, now)
-        # Most requests are answered at once: then nothing lies between the turn and the door.
-        answer = running.take(request, await running.ask(request, model, turn.attempts, last=last))
+                return None
+        return self._make_request(name, volatile, now)
+
+    async def _hear(self, number: int, request: ModelRequest, came: RequestOutcome) -> None:
+        """Take in what came of a request, after all waits that it needs."""
+        turn, running = self._recalled.turn, self._running
+        answer = running.take(request, came)
         if not isinstance(answer, AnsweredRequest):
+            model, last = self._thinking.models[number], turn.wrapping
             answer = await running.ask_again(request, model, answer, turn.attempts, last=last)
         if isinstance(answer, AnsweredRequest):
-            self._heard(answer, size, name, request.nonce)
+            self._heard(answer, self._names[number], request.nonce)
             if turn.trouble:
-                await self._running.recovered()
+                await running.recovered()
                 self.turn = self.turn.recovered(self._clock.now())
         else:
             self._unheard(answer)
 
-    def _make_request(self, model: str, volatile: str, now: int) -> tuple[ModelRequest, PromptSize]:
-        """Make the next request of the turn to a model, and tell its size."""
+    def _make_request(self, model: str, volatile: str, now: int) -> ModelRequest:
+        """Make the next request of the turn to a model."""
         turn, transcript = self._recalled.turn, self._recalled.transcript
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
         facts, last = self._senses.facts(), turn.wrapping
@@ -335,7 +347,7 @@ class TurnLoop:
         timeout, allowed = MODEL_REQUEST_TIMEOUT, self.rules.timeout
         if allowed and (left := allowed - turn.time_worked(now)) < timeout:
             timeout = max(1, left)
-        request = ModelRequest(
+        return ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
             prompt=built.prompt,
             timeout=timeout,
@@ -347,12 +359,11 @@ class TurnLoop:
             nonce=nonce,
             goes_on=self._away and self._listen is None,
         )
-        return request, built.size
 
-    def _heard(self, answer: AnsweredRequest, size: PromptSize, name: str, nonce: str) -> None:
+    def _heard(self, answer: AnsweredRequest, name: str, nonce: str) -> None:
         reply, recalled = answer.reply, self._recalled
         if reply.usage is not None:
-            self._window.learn(name, size, reply.usage.input_tokens)
+            self._window.learn(name, reply.usage.input_tokens)
         recalled.thought(reply, nonce, self._clock.now())
         if answer.overrun:
             recalled.turn = msgspec.structs.replace(recalled.turn, overrun=True)

@@ -182,6 +182,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 NOTHING_LEARNED: Final = TokenMeter()
+NOTHING_SENT: Final = PromptSize("", 0, 0)
 
 
 class ContextWindow:
@@ -195,6 +196,7 @@ class ContextWindow:
         "_most",
         "_recalled",
         "_running",
+        "_sent",
         "_session",
         "_spare",
         "_thinking",
@@ -212,15 +214,19 @@ class ContextWindow:
         self._session = running.lease.session
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
+        self._sent = NOTHING_SENT
         self._most: int | None = None
         self._spare = thinking.spare
         self._ending = 0
 
     def bound(self, model: str, sent: PromptSize) -> int:
+        """Bound the tokens of the next request."""
+        self._sent = sent
         return self._meter.bound(model, sent)
 
-    def learn(self, model: str, sent: PromptSize, reported: int) -> None:
-        self._meter = self._meter.learned(model, sent, reported)
+    def learn(self, model: str, reported: int) -> None:
+        """Take in how many tokens the last request really had."""
+        self._meter = self._meter.learned(model, self._sent, reported)
 
     async def shrink(self) -> bool:
         """Drop more, since the window is smaller than assumed; False if nothing could be dropped."""
