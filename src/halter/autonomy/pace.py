@@ -305,7 +305,7 @@ class AutonomousPace:
             return await self._kept(self._sleep_on())
         own = (Text(self._limits.prompt or decide.OBSERVE_TURN, "config", reason="observe"),)
         # A handover does not replace the agent's own purpose.
-        follows = self._running.state.follows and not self._loop.turn.number
+        follows = self._running.began.follows and not self._loop.turn.number
         opening = (*news.said, *own) if follows else news.said or own
         hot = HotStateCapture(seen.to_bytes(), seen.digest) if self._terms.pacing.fields else None
         self._aware.open_turn()

@@ -85,6 +85,9 @@ def estimate_request(
 MODEL_RATE_GUARDRAIL: Final = "model_rate"
 
 
+_NOTHING_HIDDEN: Final[Mapping[str, int]] = {}
+
+
 class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one attempt that is known before any row is locked.
 
@@ -109,7 +112,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     observe: bool = False
     body: bytes | None = None
     blob: Digest | None = None
-    anonymized: Mapping[str, int] = {}
+    anonymized: Mapping[str, int] = msgspec.field(default_factory=lambda: _NOTHING_HIDDEN)
     paces: RateLimits = ()
     terms: "HoldTerms | None" = None
 

@@ -175,6 +175,7 @@ SHORT_REST: Final = SECOND // 4
 _PAID: Final = (AnsweredRequest, FailedRequest)
 
 _UNREAD: Final = Session()
+_NOT_READ: Final = ev.SessionStarted(session="", agent="", kind="task", started_by="")
 
 LONGEST_LAST_WORDS: Final = 20_000
 """Longest last words passed to a parent."""
@@ -206,6 +207,7 @@ class SessionRuntime:
         "_told",
         "_tools",
         "_waits",
+        "began",
         "capped",
         "ending",
         "inbox_head",
@@ -233,7 +235,8 @@ class SessionRuntime:
     ) -> None:
         self.lease = lease
         self.standing = standing
-        self.state = _UNREAD
+        self.state: State = _UNREAD.state
+        self.began = _NOT_READ
         self._store = store
         self._clock = clock
         self._guard = guard
@@ -268,19 +271,25 @@ class SessionRuntime:
         self.past: Sequence[Stored] = ()
         """All events of the session, where they were just read under its lease."""
 
-    async def look_back(self, begun: Sequence[Stored] = ()) -> list[Stored]:
-        events = list(begun or self.past) or await self.events()
-        self.past = ()
-        self.state = replay(events)
-        self._attempts, self._seen = self.state.attempts, self.state.inbox_seen
+    async def look_back(self) -> list[Stored]:
+        events = list(self.past) or await self.events()
+        self._recall(events)
+        return events
+
+    def _recall(self, events: Sequence[Stored]) -> Session:
+        """Fold all events of the session; what they say of its state is kept, not all that they fold into."""
+        found, self.past = replay(events), ()
+        self.state, self._attempts, self._seen = found.state, found.attempts, found.inbox_seen
+        if events and isinstance(events[0].event, ev.SessionStarted):
+            self.began = events[0].event
         # A later runtime of this session in this process must not reuse the names of its rests.
-        self._rests = max(self._rests, self.state.head)
+        self._rests = max(self._rests, found.head)
         self.rested_at = self._seen
         if self._doubts is None:
-            self._doubts = tuple(self.state.in_flight.values())
+            self._doubts = tuple(found.in_flight.values())
             if self._looking_back is not None:
                 self._looking_back.set()
-        return events
+        return found
 
     async def until_looked_back(self) -> None:
         """Wait until it is known what an earlier owner left in doubt: what is in flight after that is under way."""
@@ -293,9 +302,9 @@ class SessionRuntime:
 
         `row` is the session's, if it was just read under its lease. `begun` are all of its events, if they are known.
         """
-        events = await self.look_back(begun)
-        past, doubts = self.state, self._doubts or ()
-        self.spent = past.spent
+        events = list(begun or self.past) or await self.events()
+        past = self._recall(events)
+        doubts, self.spent = self._doubts or (), past.spent
         if begun:
             self._asks, self.inbox_head = False, 0
             return events
@@ -533,14 +542,13 @@ class SessionRuntime:
             await self.settle_up()
             await self.ending()
         words: bytes | None = None
-        if self.state.parent:
+        parent = self.began.parent
+        if parent:
             words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS))
         asked, standing = await self._questions() if self._asks else (), self.standing
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
-        wakes = self.state.origin != "agent"
-        write = lifecycle.end_session(
-            self.lease, state, reason, self.state.parent, inbox_seen, words, asked, wakes_parent=wakes
-        )
+        wakes = self.began.origin != "agent"
+        write = lifecycle.end_session(self.lease, state, reason, parent, inbox_seen, words, asked, wakes_parent=wakes)
         ledger = self._guard.ledger
         committed = await ledger.commit(
             ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
@@ -633,7 +641,7 @@ class SessionRuntime:
 
     async def _cause(self, inbox_head: int) -> WakeCause | None:
         """Why the session resumes: a message, its timer, or takeover."""
-        if self.state.state == "RUNNING":
+        if self.state == "RUNNING":
             return None
         for stored in await self.inbox(self._seen) if inbox_head > self._seen else ():
             match stored.event:
@@ -676,7 +684,7 @@ class SessionRuntime:
         rests = bool((await self.commit(park)).events)
         if rests:
             self._seen = inbox_seen
-            self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
+            self.state = state
             if trouble:
                 self.troubled()
         return rests
@@ -749,7 +757,7 @@ class SessionRuntime:
         committed = await self.commit(msgspec.structs.replace(wakes, decide=decide, reads=reads))
         if committed.repeated:
             await self._look_at_cap()
-        self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
+        self.state = "RUNNING"
         return committed.events
 
     async def recovered(self) -> None:
