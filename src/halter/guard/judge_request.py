@@ -7,14 +7,14 @@ settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
 
 from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
-from halter.core.ids import FLEET, Digest
+from halter.core.ids import FLEET, Digest, session_stream
 from halter.core.money import (
     BudgetRow,
     CapReached,
@@ -128,13 +128,14 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldTerms(msgspec.Struct, frozen=True):
-    """Where a request's amount is held: every account with its row, and when the first of their windows ends.
+    """Where a request's amount is held: every account, and when the first of their windows ends.
 
-    What is held for the `fleet` is bound to the store's own policy.
+    `above` are the rows of the accounts above the session, which its agent's sessions share. What is held for the
+    `fleet` is bound to the store's own policy.
     """
 
     legs: tuple[Leg, ...]
-    rows: tuple[RowKey, ...]
+    above: tuple[RowKey, ...]
     ends_at: int | None
     fleet: bool
 
@@ -144,17 +145,22 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     # The smallest amount touches every account.
     legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
     fleet = any(leg.scope == FLEET for leg in legs)
-    return HoldTerms(legs, tuple(list_budget_rows(legs)), first_window_end(legs), fleet)
+    own = session_stream(spender.session)
+    above = _share_rows(tuple(list_budget_rows([leg for leg in legs if leg.scope != own])))
+    return HoldTerms(legs, above, first_window_end(legs), fleet)
+
+
+@lru_cache(maxsize=256)
+def _share_rows(rows: tuple[RowKey, ...]) -> tuple[RowKey, ...]:
+    """One and the same tuple for all sessions that have it."""
+    return rows
 
 
 def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
     """Every row that the decision reads or changes."""
-    return (*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *list_account_rows(asking))
-
-
-def list_account_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
-    """The rows of the accounts that a request's hold weighs on, which settling it changes as well."""
-    rows = (asking.terms or asking.hold).rows
+    hold, stream = asking.terms or asking.hold, session_stream(asking.spender.session)
+    own = [budget_key(leg) for leg in hold.legs if leg.scope == stream]
+    rows = (*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *own, *hold.above)
     return (*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))) if asking.paces else rows
 
 

@@ -196,11 +196,9 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
 
 
 def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
-    rows: Sequence[RowKey] = ((HoldRow, (flight.id,)), *flight.rows) if flight.rows else ()
     others: tuple[StreamId, ...] = ()
-    # A call without a hold or a cost has at most its line of the audit.
-    if not rows and (flight.legs or usd):
-        rows = rows_of_hold(flight.id, flight.legs or flight.accounts)
+    # What has neither a hold nor a cost has at most its line of the audit.
+    rows = rows_of_hold(flight.id, flight.legs or flight.accounts) if flight.legs or usd else ()
     if truth.audited:
         rows = (*rows, (AuditRow, (flight.id,)))
     if truth.happened:

@@ -24,10 +24,9 @@ from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
-from halter.core.rows import HoldRow
 from halter.core.tools import Permit
 from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
-from halter.core.vocabulary import Outcome, Purpose, RowKey
+from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.halts import (
     LONGEST_ERROR,
     HaltWatch,
@@ -38,8 +37,7 @@ from halter.guard.halts import (
     read_cancelled_effect,
     run_shielded,
 )
-from halter.guard.judge import list_halt_rows
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_account_rows
+from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
 from halter.guard.ledger import ActualResult, Ledger
 from halter.guard.prepare import RequestTerms, SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
@@ -223,14 +221,11 @@ class _RequestIntent(msgspec.Struct):
     lease: Lease
     asking: RequestAttempt
     waited: int
-    accounts: tuple[RowKey, ...] = ()
 
     def write(self, now: int, first: Write | None = None) -> Write:
         asking = self.asking = self.asking.at(now)
-        rows = self.accounts = list_account_rows(asking)
         key = f"{asking.request}/asked/{self.waited}" if self.waited else f"{asking.request}/asked"
-        reads = (*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *rows)
-        decide = partial(judge_attempt, asking)
+        reads, decide = list_request_rows(asking), partial(judge_attempt, asking)
         return Write(session_stream(self.lease.session), key, decide, reads, self.lease, (), first)
 
 
@@ -340,7 +335,7 @@ class ModelDoor:
         # A cost for which nothing was held counts where it would have been held.
         where = () if started.legs else list_accounts(asking.caps, asking.spender, intent.asking.now)
         most = started.max_output_tokens
-        flight = track_request(started, stored, where, intent.accounts)
+        flight = track_request(started, stored, where)
         if committed.repeated and (before := await self._settled_before(flight, most, committed, lease)):
             return before
         values, sent = (_NO_VALUES, prompt) if hidden is None else (hidden.values, hidden.prompt)

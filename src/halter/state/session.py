@@ -10,7 +10,7 @@ from halter.core import events as ev
 from halter.core.money import Charge, Leg, Unit
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import END_STATES, Origin, Purpose, RowKey, SessionKind, State
+from halter.core.vocabulary import END_STATES, Origin, Purpose, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -21,7 +21,6 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     """An intent without its outcome: after a crash it is in doubt.
 
     `seq` is the intent's place in its stream. `accounts` are charged if it costs something although nothing was held.
-    `rows` are those of its hold, where they are known.
     """
 
     id: str
@@ -36,7 +35,6 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
     seq: int = 0
     accounts: tuple[Leg, ...] = ()
-    rows: tuple[RowKey, ...] = ()
 
     @property
     def may_repeat(self) -> bool:
@@ -170,9 +168,7 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             return {}
 
 
-def track_request(
-    event: ev.RequestStarted, stored: Stored, accounts: tuple[Leg, ...] = (), rows: tuple[RowKey, ...] = ()
-) -> InFlight:
+def track_request(event: ev.RequestStarted, stored: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
     return InFlight(
         id=event.request,
         name=event.model,
@@ -182,7 +178,6 @@ def track_request(
         is_call=False,
         seq=stored.seq,
         accounts=accounts,
-        rows=rows,
     )
 
 
