@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ from halter.journal.checkpoints import (
     RETRY_INTERVAL,
     Checkpointer,
     CheckpointIo,
+    digest_line,
     load_signing_key,
+    parse_checkpoint,
     public_key_path,
     read_lines_backwards,
     read_public_keys,
@@ -144,6 +147,33 @@ def test_several_processes_share_one_chain(desk: "Desk") -> None:
     assert chronicle.findings == []
     assert [line.number for line in desk.lines()] == list(range(1, 11))
     assert (chronicle.covered("a"), chronicle.covered("b"), chronicle.covered("c")) == (5, 5, 0)
+
+
+def edit_in_place(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b'{"number":7')
+    os.utime(path, ns=(1, 1))
+
+
+def replace_by_a_file_like_it(path: Path) -> None:
+    before, draft = path.stat(), path.with_suffix(".draft")
+    draft.write_bytes(path.read_bytes().replace(b'{"number":1', b'{"number":7'))
+    os.utime(draft, ns=(before.st_atime_ns, before.st_mtime_ns))
+    draft.replace(path)
+
+
+@pytest.mark.parametrize("change", [edit_in_place, replace_by_a_file_like_it, Path.unlink])
+def test_a_checkpoint_names_the_line_that_is_there_and_not_the_one_that_was(
+    desk: "Desk", change: Callable[[Path], None]
+) -> None:
+    checkpointer = desk.checkpointer(every_events=1)
+    checkpointer.saw([desk.event("a", 1)])
+    change(desk.path)
+    checkpointer.saw([desk.event("a", 2)])
+    *before, last = desk.path.read_bytes().splitlines()
+    written = parse_checkpoint(last)
+    assert written is not None
+    assert (written.number, written.previous) == ((8, digest_line(before[-1])) if before else (1, ""))
 
 
 APPEND = """

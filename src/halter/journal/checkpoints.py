@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -247,6 +247,8 @@ class Checkpointer:
         self._accepted: Mapping[str, int] | None = None
         self._events = 0
         self._due_at = 0
+        self._left: tuple[_FileState, _LastLine] | None = None
+        """How the file was when this process had written to it."""
 
     def accept(self, given_up: Mapping[str, int]) -> None:
         """Record at once that a person gave up what earlier checkpoints knew: of each stream, all after a number."""
@@ -261,7 +263,8 @@ class Checkpointer:
             heads = self._heads
             for event in events:
                 stream, seq = event.stream, event.seq
-                if stream not in heads or seq > heads[stream][0]:
+                known = heads.get(stream)
+                if known is None or seq > known[0]:
                     heads[stream] = (seq, event.hash)
                     self._last = stream
                 if event.kind in _NOTED:
@@ -270,11 +273,18 @@ class Checkpointer:
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
 
-    def _note(self, event: Stored) -> None:
-        for name, number in _tally(event).items():
-            self._tally[name] += number
-        if event.kind in IMMEDIATE_KINDS and not self.problem:
+    def _note(self, stored: Stored) -> None:
+        if stored.kind in IMMEDIATE_KINDS and not self.problem:
             self._due_at = 0
+        match stored.event:
+            case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge) if charge is not None and charge.usd:
+                self._tally[USD] += charge.usd
+            case ev.HaltRequested():
+                self._tally[HALTS] += 1
+            case ev.DecisionMade(verdict="deny"):
+                self._tally[DENIALS] += 1
+            case _:
+                pass
 
     def flush(self) -> None:
         with self._guard:
@@ -311,23 +321,24 @@ class Checkpointer:
 
     def _append(self, key: SigningKey, now: int, pauses: int) -> None:
         with self._locked(pauses) as file:
-            last = _last_line(file)
+            left = self._left
+            last = left[1] if left is not None and left[0] == _read_file_state(file) else _read_last_line(file)
             checkpoint = Checkpoint(
-                number=_read_checkpoint_number(file, last) + 1,
+                number=last.number + 1,
                 at=now,
                 store=self.store_id,
                 heads={stream: (seq, digest.hex()) for stream, (seq, digest) in sorted(self._heads.items())},
-                previous=NO_PREVIOUS_LINE if last is None else digest_line(last),
+                previous=last.digest,
                 key=key.public,
                 last=self._last or msgspec.UNSET,
                 tally=dict(sorted(self._tally.items())) or msgspec.UNSET,
                 accepted=msgspec.UNSET if self._accepted is None else dict(sorted(self._accepted.items())),
             )
             signature = key.sign(checkpoint.signed_bytes())
-            _write_whole(
-                file, msgspec.structs.replace(checkpoint, signature=signature).line() + b"\n", self._machine.sync
-            )
-        if last is None:
+            line = msgspec.structs.replace(checkpoint, signature=signature).line()
+            _write_whole(file, line + b"\n", self._machine.sync)
+            self._left = (_read_file_state(file), _LastLine(checkpoint.number, digest_line(line)))
+        if last.digest == NO_PREVIOUS_LINE:
             _sync_folder(self._path.parent, self._machine.sync)
 
     @contextmanager
@@ -355,22 +366,7 @@ class Checkpointer:
         )
 
 
-_TALLIED: Final = frozenset(
-    kind.KIND for kind in (ev.CallSettled, ev.RequestSettled, ev.HaltRequested, ev.DecisionMade)
-)
-_NOTED: Final = _TALLIED | IMMEDIATE_KINDS
-
-
-def _tally(event: Stored) -> Mapping[str, int]:
-    match event.event:
-        case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge) if charge is not None and charge.usd:
-            return {USD: charge.usd}
-        case ev.HaltRequested():
-            return {HALTS: 1}
-        case ev.DecisionMade(verdict="deny"):
-            return {DENIALS: 1}
-        case _:
-            return {}
+_NOTED: Final = IMMEDIATE_KINDS | {ev.CallSettled.KIND, ev.RequestSettled.KIND}
 
 
 def _is_ours(file: int) -> bool:
@@ -381,7 +377,26 @@ def _is_ours(file: int) -> bool:
     return True
 
 
-def _last_line(file: int) -> bytes | None:
+class _LastLine(NamedTuple):
+    number: int
+    digest: str
+
+
+_FileState = tuple[int, int, int, int]
+"""Which file it is, and whether it was written to since: its device, its number, its size, and when it was changed."""
+
+
+def _read_file_state(file: int) -> _FileState:
+    state = os.fstat(file)
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _read_last_line(file: int) -> _LastLine:
+    last = _find_last_line(file)
+    return _LastLine(0, NO_PREVIOUS_LINE) if last is None else _LastLine(_read_number(file, last), digest_line(last))
+
+
+def _find_last_line(file: int) -> bytes | None:
     """Return the last whole line; cut off what a crash left behind it."""
     end = os.fstat(file).st_size
     start, tail = end, b""
@@ -395,10 +410,8 @@ def _last_line(file: int) -> bytes | None:
     return whole.rpartition(b"\n")[2] if newline else None
 
 
-def _read_checkpoint_number(file: int, last: bytes | None) -> int:
+def _read_number(file: int, last: bytes) -> int:
     """The number of the last checkpoint, by counting if it is damaged."""
-    if last is None:
-        return 0
     checkpoint = parse_checkpoint(last)
     return checkpoint.number if checkpoint else os.pread(file, os.fstat(file).st_size, 0).count(b"\n")
 
