@@ -255,6 +255,7 @@ class RowStatements(msgspec.Struct, frozen=True):
 
     select: str
     insert: str
+    update: str
     delete: str
     clear: str
 
@@ -262,10 +263,12 @@ class RowStatements(msgspec.Struct, frozen=True):
 @cache
 def make_row_statements(row: type[Row]) -> RowStatements:
     """Derive the statements with `?` parameters."""
-    columns, key = [f'"{name}"' for name in row.__struct_fields__], _match_key(row)
+    names, key = row.__struct_fields__, _match_key(row)
+    columns = [f'"{name}"' for name in names]
     return RowStatements(
         select=f"SELECT {', '.join(columns)} FROM {row.TABLE} WHERE {key}",
         insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
+        update=make_update(row, names[len(row.KEY) :]),
         delete=f"DELETE FROM {row.TABLE} WHERE {key}",
         clear=f"DELETE FROM {row.TABLE}",
     )

@@ -19,6 +19,7 @@ from halter.core.clock import SECOND
 from halter.core.codec import decode
 from halter.core.errors import BlobMissing, RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
+from halter.core.money import BudgetRow
 from halter.core.ports import (
     AgentConcurrency,
     Change,
@@ -33,7 +34,7 @@ from halter.core.ports import (
 )
 from halter.core.processes import FORKING, ForkLock, let_fork_pass
 from halter.core.project import EraseBodies
-from halter.core.rows import SessionRow
+from halter.core.rows import HoldRow, SessionRow, StreamRow
 from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes, WorkingSet, find_latest_time
 from halter.journal.engine import (
@@ -373,6 +374,10 @@ TRUNCATE_ATTEMPTS: Final = 50
 """Attempts to truncate the log while others read it, over a tenth of a second: this holds the write lock."""
 
 LEASE_DURATION: Final = 15 * SECOND
+
+
+WITHOUT_INDEX: Final = frozenset((StreamRow, BudgetRow))
+"""Rows that every step changes, in columns that no index has: to compare them would take longer than to write them."""
 
 
 class SqliteEngine:
@@ -732,17 +737,17 @@ def _group_row_statements(changes: Changes, known: Mapping[RowKey, Row | None]) 
     """
     found: dict[str, Any] = {}
     for (kind, _), row in changes.inserts.items():
-        found.setdefault(make_row_statements(kind).insert, []).append(astuple(row))
+        values = TO_PARAMETERS.get(kind, astuple)(row)
+        found.setdefault(make_row_statements(kind).insert, []).append(values)
     for place, row in changes.updates.items():
         kind, key = place
-        values, before = astuple(row), known.get(place)
+        values = TO_PARAMETERS.get(kind, astuple)(row)
+        before = None if kind in WITHOUT_INDEX else known.get(place)
         if before is None:
-            columns, values = kind.__struct_fields__[len(key) :], values[len(key) :]
-        else:
-            differs = [*map(ne, values, astuple(before))]
-            columns, values = tuple(compress(kind.__struct_fields__, differs)), compress(values, differs)
-        if columns:
-            found.setdefault(make_update(kind, columns), []).append((*values, *key))
+            found.setdefault(make_row_statements(kind).update, []).append((*values[len(key) :], *key))
+        elif any(differs := [*map(ne, values, astuple(before))]):
+            columns = tuple(compress(kind.__struct_fields__, differs))
+            found.setdefault(make_update(kind, columns), []).append((*compress(values, differs), *key))
     for kind, key in changes.deletes:
         found.setdefault(make_row_statements(kind).delete, []).append(key)
     return found
@@ -767,6 +772,21 @@ def _encode_values(values: Iterable[str | int]) -> str:
 def to_event_columns(event: Stored) -> tuple[Any, ...]:
     """All fields but the decoded event, in the order of the columns."""
     return astuple(event)[:-1]
+
+
+def _to_head_parameters(row: StreamRow) -> tuple[Any, ...]:
+    return row.stream, row.head, bytearray(row.hash), row.at
+
+
+def _to_hold_parameters(row: HoldRow) -> tuple[Any, ...]:
+    return row.hold, row.session, row.at, row.purpose, row.name, bytearray(row.legs)
+
+
+TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
+    StreamRow: _to_head_parameters,
+    HoldRow: _to_hold_parameters,
+}
+"""Rows with `bytes`, which are copied for the same reason as those of an event."""
 
 
 def _to_event_parameters(event: Stored) -> tuple[Any, ...]:
