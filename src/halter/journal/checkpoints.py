@@ -277,8 +277,9 @@ class Checkpointer:
         if stored.kind in IMMEDIATE_KINDS and not self.problem:
             self._due_at = 0
         match stored.event:
-            case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge) if charge is not None and charge.usd:
-                self._tally[USD] += charge.usd
+            case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge):
+                if charge is not None and charge.usd:
+                    self._tally[USD] += charge.usd
             case ev.HaltRequested():
                 self._tally[HALTS] += 1
             case ev.DecisionMade(verdict="deny"):
