@@ -1,5 +1,6 @@
 """Rows are looked up once, for as long as nobody else writes; and what was not committed was never there."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,8 +21,9 @@ from halter.core.vocabulary import RowKey
 from halter.guard.halts import halt
 from halter.journal.apply import Changes, WorkingSet
 from halter.journal.engine import MOST_CACHED_ROWS, MOST_CACHED_WRITES, RowCache
+from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import ForkSafeConnection, SqliteEngine
-from halter.journal.store import JournalStore
+from halter.journal.store import DONE_BEFORE_YIELD, JournalStore
 
 FLEET: RowKey = (HaltRow, ("fleet",))
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)
@@ -434,3 +436,25 @@ def stored(stream: StreamId, seq: int, key: str) -> Stored:
     return Stored(
         stream, seq, "halt_requested", 1, 1, 0, key, None, b"{}", None, None, b"", b"", Unknown("x", 1, b"{}")
     )
+
+
+async def test_a_task_that_writes_without_a_pause_lets_the_others_run() -> None:
+    store, turns = JournalStore(MemoryEngine(now=lambda: 1, new_id=lambda: "id")), 0
+
+    async def write(times: int) -> int:
+        before = turns
+        for number in range(times):
+            await store.commit(halt("agent:a", "ada", f"{times}/{number}"))
+        return turns - before
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await write(2)
+    assert await write(3 * DONE_BEFORE_YIELD) == 3
+    other.cancel()
+    await store.close()
