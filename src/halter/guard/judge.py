@@ -261,12 +261,15 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
         if isinstance(verdict, CapReached):
             return _refuse_at_cap(asked, verdict)
         held = () if isinstance(verdict, MustWait) else verdict.legs
-    answer = ("", "") if asked.approval is None else _check_approval(asked, asked.approval, rows)
-    if isinstance(answer, Draft):
-        return [answer]
-    if answer is None or (asked.legs and not held):
+    agreed = ("", "")
+    if asked.approval is not None:
+        answer = _check_approval(asked, asked.approval, rows)
+        if answer is None or isinstance(answer, Draft):
+            return [] if answer is None else [answer]
+        agreed = answer
+    if asked.legs and not held:
         return []
-    return [asked.draft(_make_call_intent(asked, answer, held, waived))]
+    return [asked.draft(_make_call_intent(asked, agreed, held, waived))]
 
 
 def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:

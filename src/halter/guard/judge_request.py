@@ -172,7 +172,8 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     legs = lower_legs_to_policy(hold.legs, rows) if hold.fleet else hold.legs
     budgets, usd, tokens = find_spendable_budgets(rows, asking.kept, legs)
     waived: tuple[Outcome, ...] = ()
-    if asking.flaw is not None or isinstance(asking.rates, Unpriced):
+    rates = None if isinstance(asking.rates, Unpriced) else asking.rates
+    if rates is None or asking.flaw is not None:
         for refusal in _find_refusals(asking, usd):
             if not asking.observe:
                 return [_make_request_refusal(asking, *refusal)]
@@ -180,12 +181,12 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     ends_at = hold.ends_at
     if ends_at is not None and ends_at <= rows.now:
         return []
-    fitting = _fit_output(asking, usd, tokens, rows.now)
+    fitting = _fit_output(asking, rates, usd, tokens, rows.now)
     verdict = _reserve_budget(budgets, fitting)
     if asking.observe:
         if isinstance(verdict, CapReached):
             waived = (*waived, "cost_cap_reached")
-        fitting = _fit_output(asking, None, None, rows.now)
+        fitting = _fit_output(asking, rates, None, None, rows.now)
         verdict = _reserve_budget(budgets, fitting, capped=False)
     if not isinstance(verdict, Reserved):
         return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
@@ -230,16 +231,18 @@ def _find_refusals(asking: RequestAttempt, usd: int | None) -> Iterable[tuple[Ou
         yield ("disabled", asking.rates.sentence)
 
 
-def _fit_output(asking: RequestAttempt, usd: int | None, tokens: int | None, at: int) -> Estimate:
-    """Bound a request by what caps leave, if any binds.
+def _fit_output(
+    asking: RequestAttempt, rates: ModelPrices | None, usd: int | None, tokens: int | None, at: int
+) -> Estimate:
+    """Bound a request by what caps leave, if any binds; without a price it holds no dollars.
 
     One too expensive is bounded at its minimum, so that the cap it meets can be named.
     """
-    rates, asked, most = asking.rates, asking.input_tokens, asking.max_output_tokens
+    asked, most = asking.input_tokens, asking.max_output_tokens
     least = min(most, asking.min_output_tokens)
     if tokens is not None and tokens < asked + most:
         most = max(least, tokens - asked)
-    if isinstance(rates, Unpriced):
+    if rates is None:
         return Estimate(most, 0, asked + most)
     found = estimate_request(rates, asked, most, at, left=usd, min_output_tokens=least)
     return found if isinstance(found, Estimate) else Estimate(least, found.usd, asked + least)

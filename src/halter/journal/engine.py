@@ -395,7 +395,8 @@ class RowCache:
                 self._others.add(key)
         if missed:
             self.latest = find_latest_time(missed, self.latest)
-        loaded = dict(zip(keys, map(known.get, keys), strict=True))
+        find = known.get
+        loaded = {key: find(key) for key in keys}
         for key in postponed or ():
             del loaded[key]
         return loaded

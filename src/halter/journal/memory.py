@@ -192,7 +192,8 @@ class MemoryEngine:
         self._library: SqliteEngine | None = None
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
-        now, known, loaded = self._clock(), self._by_write, dict(zip(keys, map(self._rows.get, keys)))  # noqa: B905
+        now, known, find = self._clock(), self._by_write, self._rows.get
+        loaded = {key: find(key) for key in keys}
         return WorkingSet(
             loaded=loaded,
             now=now if self._latest <= now else find_latest_time(loaded, now),
