@@ -409,6 +409,24 @@ async def test_a_session_that_is_given_back_goes_to_the_next_who_asks_and_no_oth
     assert ((await session(store)).owner, (await session(store, "two")).owner) == (BERT, ANNA)
 
 
+async def test_a_session_is_given_back_after_the_write_that_takes_it_though_nobody_waits_for_that(
+    store: JournalStore,
+) -> None:
+    for passes in range(5):
+        before = asyncio.create_task(start(store, f"before {passes}"))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        lease = Lease(SessionId(f"begun {passes}"), ANNA, 1)
+        event = SessionStarted(session=lease.session, agent="watcher", kind="autonomous", started_by="a person")
+        beginning = asyncio.create_task(store.commit(lifecycle.start_session(event, owner=lease)))
+        await asyncio.sleep(0)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        await store.release(lease)
+        await before
+        assert not (await session(store, lease.session)).owner
+
+
 async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(store: JournalStore) -> None:
     for agent in ("watcher", "other"):
         for kind in ("autonomous", "chat", "task"):
