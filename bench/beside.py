@@ -26,19 +26,19 @@ events of a hash chain, money is held in three scopes before anything is asked, 
 looked through for secrets.
 
 Where its time goes, in µs of CPU a step, in runs of 10: shares by samplings of the stack, of 1,010 µs in 0.7.0, of
-some 640 before commits and doors were shortened, and of 500 now, on the machine of the first column. What is counted
-is steadier than a clock: a step runs 10,400 bytecodes of Python where it ran 12,700, and makes 296 calls of Python
+some 640 before commits and doors were shortened, and of 480 now, on the machine of the first column. What is counted
+is steadier than a clock: a step runs 10,600 bytecodes of Python where it ran 12,700, and makes 307 calls of Python
 functions where it made 425, and 0.7.0 made 1,400.
 
 | | 0.7.0 | before | now | what remains |
 |---|---:|---:|---:|---|
-| events: write, link, project | 110 | 93 | 93 | four events, each with its JSON, two SHA-256 and its head |
-| decide under the lock | 50 | 42 | 18 | halts, grants, caps and rates of a request and a call |
-| rows: load, save, commit | 160 | 82 | 56 | two transactions of twelve rows |
-| the guard's doors, secrets | 230 | 170 | 133 | arguments, permits, holds; each new text is looked through once |
-| the injection brake | 0 | 43 | 20 | what the model read and wrote, as far as it may decide a call |
-| the model, the tool; beginning and ending a run | 255 | 106 | 70 | of a run three commits |
-| the loop: decisions, transcript, prompt | 195 | 104 | 110 | two steps of a turn, and what is new of the prompt |
+| events: write, link, project | 110 | 93 | 91 | four events, each with its JSON, two SHA-256 and its head |
+| decide under the lock | 50 | 42 | 30 | halts, grants, caps and rates of a request and a call |
+| rows: load, save, commit | 160 | 82 | 48 | two transactions of twelve rows |
+| the guard's doors, secrets | 230 | 170 | 137 | arguments, permits, holds; each new text is looked through once |
+| the injection brake | 0 | 43 | 18 | what the model read and wrote, as far as it may decide a call |
+| the model, the tool; beginning and ending a run | 255 | 106 | 53 | of a run three commits |
+| the loop: decisions, transcript, prompt | 195 | 104 | 103 | two steps of a turn, and what is new of the prompt |
 
 No function stands out: the longest has 10 % of the bytecodes. A faster step has fewer layers, not faster ones. By
 samples of the processor, 85 % of a step is inside of the interpreter, a third of that in its evaluation of bytecodes
