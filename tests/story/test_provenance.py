@@ -252,6 +252,17 @@ async def test_two_acts_of_one_step_are_judged_one_after_the_other(world: World)
     assert [flaw.reason for flaw in asked.flaws] == ["repeated"]
 
 
+async def test_of_two_results_of_one_step_each_counts_for_its_own_call(world: World) -> None:
+    async def look_outside() -> str:
+        """Nothing is there."""
+        return ""
+
+    story, post = story_of(world, "strict", [calls("look_outside", "read_letters"), TO_MALLORY, says("Done.")])
+    story.extra = [*story.extra, tool(look_outside, level="SAFE", effect="read", reads="anyone")]
+    await run(world, story)
+    assert post.sent == []
+
+
 async def always(world: World, matcher: EachArgument) -> None:
     while True:
         for waiting in await list_pending_decisions(world.journal):

@@ -112,7 +112,7 @@ class AgentProgram(ABC):
         self._tools: list[Tool] = list(options.get("tools", ()))
         self._stack: AsyncExitStack | None = None
         self._open: AgentContext | None = None
-        self._call: AbstractAsyncContextManager[AgentContext] | None = None
+        self._open_for_call: AbstractAsyncContextManager[AgentContext] | None = None
 
     @overload
     def tool(self, function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
@@ -138,7 +138,7 @@ class AgentProgram(ABC):
         """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
-            self._call = nullcontext(self._open)
+            self._open_for_call = nullcontext(self._open)
             self._stack = stack.pop_all()
         return self
 
@@ -146,7 +146,7 @@ class AgentProgram(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the store."""
-        stack, self._stack, self._open, self._call = self._stack, None, None, None
+        stack, self._stack, self._open, self._open_for_call = self._stack, None, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
@@ -571,7 +571,7 @@ class Agent(AgentProgram):
 
     def _for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
         """The open context, or one that is opened for this call alone."""
-        return self._call or self._opening()
+        return self._open_for_call or self._opening()
 
     async def _bind(self, opened: "AgentContext", deps: Any) -> "AgentContext":
         """Returns the context of one run, with what depends on `deps`: tools, toolsets and instructions."""
