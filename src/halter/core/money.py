@@ -342,7 +342,7 @@ ScopedCap = tuple[str, Cap]
 """A cap, and the scope whose spending it bounds."""
 
 
-class Spender(msgspec.Struct, frozen=True):
+class Spender(msgspec.Struct, frozen=True, gc=False):
     """Who spends: all scopes of an amount follow from this. What `askers` had it do counts for their caps, too."""
 
     session: str

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from halter.core.events import SESSION_FORMAT
-from halter.core.ids import StreamId, session_of
+from halter.core.ids import StreamId, session_of, session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
 
@@ -210,7 +210,8 @@ class SessionRow(Row, frozen=True):
     generation: int = 0
 
     def key(self) -> RowKey:
-        return (SessionRow, (self.session,))
+        # The one that every write to its stream names, instead of another of its kind.
+        return rows_of_stream(session_stream(self.session))[1]
 
     @property
     def unattended(self) -> bool:

@@ -88,7 +88,7 @@ RATE_SLICES: Final = 60
 APPROVAL_EXPIRES: Final = 24 * HOUR
 
 
-class AttemptRate(msgspec.Struct, frozen=True):
+class AttemptRate(msgspec.Struct, frozen=True, gc=False):
     limit: int
     period: int
 
@@ -100,7 +100,7 @@ class AttemptRate(msgspec.Struct, frozen=True):
         return range(last - RATE_SLICES, last + 1)
 
 
-class RequiredApproval(msgspec.Struct, frozen=True):
+class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
     """A person must agree: what their answer is bound to, or the rule by which they already have.
 
     `edited` names the arguments a person put in place of the model's; `same` and `keys` describe the model's.
@@ -118,7 +118,7 @@ class RequiredApproval(msgspec.Struct, frozen=True):
     approvers: int = 1
 
 
-class Reserve(msgspec.Struct, frozen=True):
+class Reserve(msgspec.Struct, frozen=True, gc=False):
     """What a session keeps back of its own caps for its last words."""
 
     session: str = ""
@@ -160,7 +160,7 @@ def find_spendable_budgets(
     return budgets, usd, tokens
 
 
-class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything about one call that is known before any row is locked.
 
     `legs` are held for it; `accounts` are charged if it costs something although nothing was held. `flaws` are what the

@@ -127,7 +127,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
 
-class HoldTerms(msgspec.Struct, frozen=True):
+class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     """Where a request's amount is held: every account, and when the first of their windows ends.
 
     `above` are the rows of the accounts above the session, which its agent's sessions share. What is held for the

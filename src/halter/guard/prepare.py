@@ -167,7 +167,7 @@ def _list_upper_scopes(trigger: str, agent: str) -> tuple[str, ...]:
     return (*((f"trigger:{trigger}",) if trigger else ()), f"agent:{agent}", "fleet")
 
 
-class ToolTerms(msgspec.Struct, frozen=True):
+class ToolTerms(msgspec.Struct, frozen=True, gc=False):
     """What a session's calls of one tool have in common while its context and the windows stay.
 
     `asks` says whether a person must agree even at the lowest risk. `base` is a call without what is its own.

@@ -509,6 +509,9 @@ class Think(msgspec.Struct, frozen=True, gc=False):
     after: int = 0
 
 
+THINK: Final = Think()
+
+
 @final
 class Act(msgspec.Struct, frozen=True, gc=False):
     calls: tuple[ToolCall, ...]
@@ -602,7 +605,7 @@ def _stopped_by_money(turn: Turn, rules: TurnLimits) -> Step | None:
         return Finish("overrun", "Something cost more than was held for it, and passed a cap.")
     if turn.wrapping:
         over = turn.stop is not None or bool(turn.failures) or turn.refusal != ""
-        return Finish("cost_cap_reached", turn.refusal) if over else Think()
+        return Finish("cost_cap_reached", turn.refusal) if over else THINK
     if not turn.capped:
         return None
     return Say("wrap_up", WRAP_UP) if rules.on_cap == "wrap_up" else Finish("cost_cap_reached", turn.refusal)
@@ -652,7 +655,7 @@ def _continue_turn(turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool
         return _after_failure(turn, rules, now, chance)
     if near_budget and not turn.warned:
         return Say("near_budget", NEAR_BUDGET)
-    return Think()
+    return THINK
 
 
 def _after_failure(turn: Turn, rules: TurnLimits, now: int, chance: float) -> Step:

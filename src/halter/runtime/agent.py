@@ -22,7 +22,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -61,10 +61,9 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
-    from halter.runtime.session_builder import LiveSession
     from halter.runtime.sessions import BegunSession
     from halter.tasks.agent_tool import AgentTool
-    from halter.tasks.conversation import Conclusion
+    from halter.tasks.conversation import Conclusion, Conversation
     from halter.tasks.run_events import RunEvent
 
 T = TypeVar("T")
@@ -93,6 +92,20 @@ class ProgramOptions(TypedDict, total=False):
     tell: "ReportProblem"
     clock: Clock
     environ: Mapping[str, str]
+
+
+class _KeptOpen:
+    """Gives out a context that stays open."""
+
+    def __init__(self, context: "AgentContext") -> None:
+        self._context = context
+
+    async def __aenter__(self) -> "AgentContext":
+        return self._context
+
+    # Static: a run that waits would keep a bound method.
+    @staticmethod
+    async def __aexit__(*_: object) -> None: ...
 
 
 class PolicyWarning(UserWarning):
@@ -138,7 +151,7 @@ class AgentProgram(ABC):
         """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
-            self._open_for_call = nullcontext(self._open)
+            self._open_for_call = _KeptOpen(self._open)
             self._stack = stack.pop_all()
         return self
 
@@ -406,11 +419,14 @@ class Agent(AgentProgram):
         async with self._for_call() as opened:
             context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
             # As `_attended`, without its frame and what began the run while it waits: there may be thousands.
-            live = await self._claim(
+            conversation = await self._claim(
                 context, await _send_message(context, message, session, id, kind, history, files), form
             )
-            async with live:
-                return await self._conclude(live, await live.conversation.attend(), form)
+            try:
+                return await self._conclude(conversation, await conversation.attend(), form)
+            except BaseException as error:
+                await conversation.give_back(error)
+                raise
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
@@ -534,9 +550,12 @@ class Agent(AgentProgram):
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
-        live = await self._claim(context, begun, form, watching, waits)
-        async with live:
-            return await self._conclude(live, await live.conversation.attend(), form)
+        conversation = await self._claim(context, begun, form, watching, waits)
+        try:
+            return await self._conclude(conversation, await conversation.attend(), form)
+        except BaseException as error:
+            await conversation.give_back(error)
+            raise
 
     async def _claim(
         self,
@@ -545,7 +564,7 @@ class Agent(AgentProgram):
         form: "AnswerForm | None",
         watching: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
-    ) -> "LiveSession":
+    ) -> "Conversation":
         """Takes a session, to be attended here; what its answer streams to is heard while it does."""
         from halter.loop.loop import NO_OBSERVER
         from halter.runtime.sessions import claim_session
@@ -555,13 +574,16 @@ class Agent(AgentProgram):
             context = replace(context, agent=replace(agent, mind=replace(agent.mind, streaming=True)))
         answer = None if form is None else form.tool
         waits = waits or self._said_of.get("waits", self._log_wait)
-        return await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
+        live = await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
+        return live.conversation
 
-    async def _conclude(self, live: "LiveSession", came: "Conclusion", form: "AnswerForm | None") -> Result[Any]:
+    async def _conclude(
+        self, conversation: "Conversation", came: "Conclusion", form: "AnswerForm | None"
+    ) -> Result[Any]:
         """Returns the result of a session that was attended, with the answer in its form."""
         from halter.loop.decide import FINAL_ANSWER
 
-        running, loop = live.running, live.loop
+        running, loop = conversation.running, conversation.loop
         near, read_events = await running.near_budget(), await running.read_later()
         result = build_result(came, loop, running.lease.session, read_events, near_budget=near)
         if form is None:

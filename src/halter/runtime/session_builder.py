@@ -27,7 +27,6 @@ from halter.core.agent_spec import (
     inherit_trigger_caps,
 )
 from halter.core.clock import SECOND, Clock
-from halter.core.errors import StoreUnavailable
 from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
@@ -484,20 +483,13 @@ AUTONOMOUS_WINDOW = 60_000
 
 
 class LiveSession(msgspec.Struct, frozen=True):
-    """One session at work in this process. Whoever stops in the middle of `async with` gives it back as it is."""
+    """One session at work in this process."""
 
     running: SessionRuntime
     loop: TurnLoop
     conversation: Conversation
     aware: Awareness
     terms: PaceTerms
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A store that cannot be reached gives nothing back: its leases run out.
-        if kind is not None and not issubclass(kind, StoreUnavailable):
-            await self.running.release()
 
 
 def compile_pace_terms(context: AgentContext) -> PaceTerms:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from halter.core.clock import Clock
-from halter.core.errors import HalterError
+from halter.core.errors import HalterError, StoreUnavailable
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored
@@ -134,7 +134,7 @@ class Conversation:
     its events, if this process has just begun it: then neither those nor its inbox are read before the first turn.
     """
 
-    __slots__ = ("_begun", "_clock", "_loop", "_pace", "_resident", "_running", "_seen", "_task")
+    __slots__ = ("_begun", "_clock", "_pace", "_resident", "_seen", "_task", "loop", "running")
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class Conversation:
         resident: bool = False,
         begun: tuple[Stored, ...] = (),
     ) -> None:
-        self._running = running
-        self._loop = loop
+        self.running = running
+        self.loop = loop
         self._clock = clock
         self._pace = pace or AttendedPace(loop)
         self._resident = resident
@@ -163,26 +163,31 @@ class Conversation:
         await self._take_up(row)
         try:
             while True:
-                turn = self._loop.turn
+                turn = self.loop.turn
                 if turn.over and turn.settled:
                     came = await self._next_turn()
                 else:
-                    came = await self._follow_turn(await self._loop.go_on())
+                    came = await self._follow_turn(await self.loop.go_on())
                 if came is not None:
                     return came
         finally:
-            await self._running.settle_up()
+            await self.running.settle_up()
+
+    async def give_back(self, error: BaseException) -> None:
+        """Gives the session back as it is. A store that cannot be reached takes nothing back: its leases run out."""
+        if not isinstance(error, StoreUnavailable):
+            await self.running.release()
 
     async def interrupt(self) -> Conclusion | None:
         """Ends the open turn after its task was cancelled, and waits for the next message.
 
         Returns None if an effect is still in doubt: then the turn is gone on with.
         """
-        self._running.inbox_head = None
-        await self._running.ensure_running()
-        if not await self._loop.interrupt(INTERRUPTED):
+        self.running.inbox_head = None
+        await self.running.ensure_running()
+        if not await self.loop.interrupt(INTERRUPTED):
             return None
-        await self._running.withdraw_questions(INTERRUPTED)
+        await self.running.withdraw_questions(INTERRUPTED)
         came: Conclusion | None = None
         while came is None:
             await self._news()
@@ -192,23 +197,23 @@ class Conversation:
     async def _take_up(self, row: SessionRow | None) -> None:
         """Loads the session's events from the journal, or keeps those from before the rest."""
         if self._task is not None:
-            await self._running.wake(row)
-            self._loop.wake()
+            await self.running.wake(row)
+            self.loop.wake()
             return
-        events = await self._running.take_up(row, self._begun)
+        events = await self.running.take_up(row, self._begun)
         self._task, self._begun = events[0], ()
-        await self._loop.recall(events)
-        if not self._loop.turn.over:
-            await self._pace.go_on((await self._news(self._loop.turn.heard)).notes)
+        await self.loop.recall(events)
+        if not self.loop.turn.over:
+            await self._pace.go_on((await self._news(self.loop.turn.heard)).notes)
 
     async def _next_turn(self) -> Conclusion | None:
         """Opens the next turn, if it is time; the last one is recorded first."""
-        await self._running.settle_up()
+        await self.running.settle_up()
         news = await self._news()
         match await self._pace.before(news):
             case OpenTurn(parts, hot, quiet):
                 self._pace.show(news.notes)
-                await self._loop.open(Message("user", parts), self._seen, hot, quiet=quiet)
+                await self.loop.open(Message("user", parts), self._seen, hot, quiet=quiet)
                 return None
             case Park("WAITING_FOR_INPUT") as park:
                 return await self._cancelled() or await self._rested(park)
@@ -219,10 +224,10 @@ class Conversation:
 
     async def _follow_turn(self, turn: Turn | WaitOut) -> Conclusion | None:
         """Does what follows from the end of a turn; one that must wait goes on after a rest."""
-        self._running.inbox_head = None
+        self.running.inbox_head = None
         if isinstance(turn, WaitOut):
             return await self._wait_out(turn)
-        match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
+        match await self._pace.after(decide_after_turn(turn, self.loop.rules)):
             case End("COMPLETED") if await self._is_spoken_to():
                 return await self._next_turn()
             case End() as end:
@@ -241,27 +246,27 @@ class Conversation:
 
     async def _is_spoken_to(self) -> bool:
         """Whether a person wrote since the turn began. What comes to a task is seen by its end, under the lock."""
-        if self._seen == self._loop.turn.heard and self._loop.rules.kind == "task":
+        if self._seen == self.loop.turn.heard and self.loop.rules.kind == "task":
             return False
         return (await self._news()).spoken
 
     async def _ended(self, end: End) -> Conclusion | None:
         """Ends the session, unless a message arrives at this very moment."""
-        while not await self._running.end(
-            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, self._loop.messages
+        while not await self.running.end(
+            end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, self.loop.messages
         ):
             seen, news = self._seen, await self._news()
             if self._seen == seen:
-                raise StillInDoubt(self._running.lease.session)
+                raise StillInDoubt(self.running.lease.session)
             if end.state == "COMPLETED" and news.spoken:
                 return await self._next_turn()
-        return Conclusion(end.state, end.terminal_reason, self._loop.turn.sentence)
+        return Conclusion(end.state, end.terminal_reason, self.loop.turn.sentence)
 
     async def _cancelled(self) -> Conclusion | None:
-        halt = await self._running.halted()
+        halt = await self.running.halted()
         if halt is None or not halt.cancels:
             return None
-        await self._running.end("CANCELLED", "cancelled", messages=self._loop.messages)
+        await self.running.end("CANCELLED", "cancelled", messages=self.loop.messages)
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested_after(self, park: Park) -> Conclusion | None:
@@ -269,7 +274,7 @@ class Conversation:
 
         Where the turn has cleared all that was seen, the park itself finds out whether there is more to be read.
         """
-        if self._loop.turn.cleared == self._seen and (came := await self._rested(park, unless_news=True)):
+        if self.loop.turn.cleared == self._seen and (came := await self._rested(park, unless_news=True)):
             return came
         news = await self._news()
         if news.said or news.called or news.names & frozenset(park.wake_on):
@@ -279,7 +284,7 @@ class Conversation:
     async def _rested(self, park: Park, *, unless_news: bool = False) -> Conclusion | None:
         """Parks the session, unless something arrived at this very moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
-        if not await self._running.park(
+        if not await self.running.park(
             park.state,
             self._seen,
             wake_at,
@@ -290,17 +295,17 @@ class Conversation:
             unless_news=unless_news,
         ):
             return None
-        self._loop.rest(park.trouble)
-        return Conclusion(park.state, "", park.sentence or self._loop.turn.sentence, wake_at, park.wake_on)
+        self.loop.rest(park.trouble)
+        return Conclusion(park.state, "", park.sentence or self.loop.turn.sentence, wake_at, park.wake_on)
 
     async def _news(self, through: int | None = None) -> Inbox:
         """Reads the messages since the last turn, and the alerts since the last finished one.
 
         Right after the session's row was read, the row says whether there are any.
         """
-        turn = self._loop.turn
-        head, self._running.inbox_head = self._running.inbox_head, None
-        inbox = () if head is not None and head <= turn.cleared else await self._running.inbox(turn.cleared)
+        turn = self.loop.turn
+        head, self.running.inbox_head = self.running.inbox_head, None
+        inbox = () if head is not None and head <= turn.cleared else await self.running.inbox(turn.cleared)
         if through is None:
             self._seen = inbox[-1].seq if inbox else max(self._seen, turn.heard)
         given = await self._given()
@@ -317,21 +322,21 @@ class Conversation:
                         (notes if event.notifies else said).extend(await self._text(stored, event))
                     called = called or (fresh and event.wakes)
                     names |= {event.name} if fresh else set()
-                case DecisionMade() if stored.seq > self._running.rested_at:
+                case DecisionMade() if stored.seq > self.running.rested_at:
                     called = True
                 case _:
                     pass
         return Inbox(tuple(said), tuple(notes), called, frozenset(names))
 
     async def _given(self) -> tuple[Text, ...]:
-        if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
+        if self.loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return ()
-        text = from_body(await self._running.said(self._task))
+        text = from_body(await self.running.said(self._task))
         event = self._task.event
         return (Text(text, event.origin, event.trusted, source=event.follows),) if text.strip() else ()
 
     async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
-        text = from_body(await self._running.said(stored))
+        text = from_body(await self.running.said(stored))
         return [Text(text, event.origin, event.trusted, source=event.sender)] if text.strip() else []
 
 
