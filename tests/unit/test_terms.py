@@ -359,7 +359,8 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         paces = find_rate_limits(where.rates, str(model.name))
         hold = compile_hold_terms(where.caps, where.spender, contexts.now // QUARTER)
         own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
-        warm = msgspec.structs.replace(terms.base, **{name: known[name] for name in own})
+        its = {"spender": terms.spender, "kept": terms.kept, "terms": terms.hold, "scopes": where.scopes}
+        warm = msgspec.structs.replace(terms.base, **its, **{name: known[name] for name in own})
         assert warm == RequestAttempt(**known, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
         rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
@@ -369,6 +370,34 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             assert decided == plain_decision(RequestAttempt(**known), rows)
         seen.add(decided[0].KIND if decided else "")
     assert seen >= {"", "request_started", "request_refused", "cost_cap_reached"}
+
+
+class Raised:
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
+        return PRICES["dear"]
+
+
+def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> None:
+    policy = msgspec.structs.replace(resolved("{}", AGENTS[3]), allowed_models=())
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
+    table = Table()
+    first = where.terms_of_model(MODELS[0], table, NOON)
+    beside = msgspec.structs.replace(where, session="t").terms_of_model(MODELS[0], table, NOON)
+    assert beside.base is first.base
+    assert (beside.spender.session, beside.kept.session, beside.hold.legs[0].scope) == ("t", "t", "session:t")
+    for other, model, prices, now in (
+        (msgspec.structs.replace(where, kept_usd=0), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, agent="till"), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, rates=RATES), MODELS[0], table, NOON),
+        (where, MODELS[1], table, NOON),
+        (where, MODELS[0], Raised(), NOON),
+        (where, MODELS[0], table, NOON + HOUR),
+    ):
+        assert msgspec.structs.replace(where).terms_of_model(MODELS[0], table, NOON) == first
+        alone = msgspec.structs.replace(other, policy=msgspec.structs.replace(policy))
+        changed = msgspec.structs.replace(other).terms_of_model(model, prices, now)
+        assert first.base != changed.base
+        assert changed == alone.terms_of_model(model, prices, now)
 
 
 def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:

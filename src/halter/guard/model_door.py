@@ -314,7 +314,7 @@ class ModelDoor:
             kept = RequestRecord(said, kept.nonce)
         body = _ENCODE(prompt if kept is None else kept)
         record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
-        asking = _make_attempt(terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
+        asking = _make_attempt(standing, terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
         patience = 0 if asking.optional else self._patience
         while True:
             intent = _RequestIntent(lease, asking, waited)
@@ -439,7 +439,8 @@ class ModelDoor:
         return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
 
 
-def _make_attempt(
+def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
+    standing: SessionContext,
     terms: RequestTerms,
     request: ModelRequest,
     prompt: Prompt,
@@ -470,12 +471,16 @@ def _make_attempt(
         terms.base,
         request=name,
         purpose=request.purpose,
+        spender=terms.spender,
         now=now,
         input_tokens=tokens,
         max_output_tokens=prompt.max_output_tokens,
+        scopes=standing.scopes,
+        kept=terms.kept,
         optional=request.optional,
         body=record[0],
         blob=record[1],
+        terms=terms.hold,
     )
     return msgspec.structs.replace(attempt, **own) if own else attempt
 

@@ -44,7 +44,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import RequestAttempt, compile_hold_terms
+from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -110,14 +110,14 @@ class SessionContext(msgspec.Struct, frozen=True):
     # It stands like this for many steps: what each of them asks for is worked out once.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
-    _requests: "tuple[RequestTerms, ...]" = ()
+    _request: "RequestTerms | None" = None
     _calls: "dict[str, ToolTerms] | None" = None
 
     def __post_init__(self) -> None:
         """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
         force_setattr(self, "caps", self.whole_caps.less(self.kept_usd, self.kept_tokens))
         force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
-        force_setattr(self, "_requests", ())
+        force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
 
     @property
@@ -145,12 +145,11 @@ class SessionContext(msgspec.Struct, frozen=True):
 
     def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
         """What requests to a model have in common here, worked out once for a quarter of an hour."""
-        for known in self._requests:
-            if known.model is model and known.quarter == now // QUARTER:
-                return known
-        made = compile_request_terms(self, model, prices, now // QUARTER)
-        force_setattr(self, "_requests", (made, *[each for each in self._requests if each.model is not model]))
-        return made
+        known = self._request
+        if known is None or known.model is not model or known.quarter != now // QUARTER:
+            known = compile_request_terms(self, model, prices, now // QUARTER)
+            force_setattr(self, "_request", known)
+        return known
 
     def within(self, usd: int, spent: int) -> "SessionContext":
         """Narrow the context: after `spent`, spend at most `usd` more."""
@@ -209,38 +208,59 @@ def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -
     return ToolTerms(spec, quarter, rule, base.flaw, needs_risk_assessment(rule), asks, base)
 
 
+class ModelTerms(msgspec.Struct, frozen=True):
+    """What requests to one model have in common in all sessions of an agent, and what it was worked out from.
+
+    `base` is an attempt without what is its own or its session's. From a `local` model nothing is hidden: what it is
+    sent stays here.
+    """
+
+    source: tuple[Model, PriceTable, int, str, Caps, Mapping[str, RateLimit]]
+    quarter: int
+    base: RequestAttempt
+    local: bool
+
+
 class RequestTerms(msgspec.Struct, frozen=True):
     """What a session's requests to one model have in common while its context and the windows stay.
 
-    `base` is an attempt without what is its own. From a `local` model nothing is hidden: what it is sent stays here.
+    `base`, which the sessions of an agent share, lacks the `spender`, what is `kept`, and where an amount is held.
     """
 
     model: Model
     quarter: int
     base: RequestAttempt
     local: bool
+    spender: Spender
+    kept: Reserve
+    hold: HoldTerms
 
 
 def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
-    name, caps, spender = str(model.name), standing.caps, standing.spender
-    base = RequestAttempt(
-        request="",
-        model=name,
-        spender=spender,
-        caps=caps,
-        now=quarter * QUARTER,
-        rates=prices.find(model.name, model.base_url),
-        input_tokens=0,
-        max_output_tokens=0,
-        min_output_tokens=standing.policy.min_output_tokens,
-        scopes=standing.scopes,
-        kept=standing.kept,
-        flaw=find_model_flaw(standing, name),
-        observe=standing.policy.observe,
-        paces=find_rate_limits(standing.rates, name),
-        terms=compile_hold_terms(caps, spender, quarter),
-    )
-    return RequestTerms(model, quarter, base, runs_locally(model.name, model.base_url))
+    policy, caps, spender = standing.policy, standing.caps, standing.spender
+    source = (model, prices, quarter, standing.agent, caps, standing.rates)
+    # Cached with the policy that it follows from.
+    shared: ModelTerms | None = vars(policy).get("model_terms")
+    if shared is None or shared.source != source:
+        name = str(model.name)
+        base = RequestAttempt(
+            request="",
+            model=name,
+            spender=Spender("", standing.agent),
+            caps=caps,
+            now=quarter * QUARTER,
+            rates=prices.find(model.name, model.base_url),
+            input_tokens=0,
+            max_output_tokens=0,
+            min_output_tokens=policy.min_output_tokens,
+            flaw=find_model_flaw(standing, name),
+            observe=policy.observe,
+            paces=find_rate_limits(standing.rates, name),
+        )
+        shared = ModelTerms(source, quarter, base, runs_locally(model.name, model.base_url))
+        vars(policy)["model_terms"] = shared
+    hold = compile_hold_terms(caps, spender, quarter)
+    return RequestTerms(model, shared.quarter, shared.base, shared.local, spender, standing.kept, hold)
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
