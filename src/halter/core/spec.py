@@ -687,6 +687,12 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _digest(self) -> Digest:
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
 
+    @cached_property
+    def reserve_usd(self) -> int:
+        """What a session keeps back of its own cap for its last words."""
+        cap = self.caps.session.max_cost_usd or 0
+        return round(cap * self.reserve_cost_fraction) if self.on_cap == "wrap_up" else 0
+
     def rule(self, tool: str, declared: Level) -> ToolPolicy:
         """Merge what both files say of a tool with its declared level.
 

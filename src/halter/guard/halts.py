@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -95,8 +94,7 @@ def read_cancelled_effect(cancelled: asyncio.CancelledError) -> CancelledEffect:
 class WatchedEffect(msgspec.Struct, eq=False):
     """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it.
 
-    It runs inside of `with`, and what it returns is put into `left`. The block raises Stopped, or CancelledError with a
-    CancelledEffect where the caller was cancelled; else what the effect raises.
+    What it returns is put into `left`. Not a context manager: one that waits would keep a bound method.
     """
 
     watch: "HaltWatch"
@@ -110,12 +108,11 @@ class WatchedEffect(msgspec.Struct, eq=False):
     halted: str = ""
     late: bool = False
 
-    def __enter__(self) -> Self:
-        return self
+    def end(self, error: BaseException | None = None) -> None:
+        """Watch no longer, after what the effect raised, if it did.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+        Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled.
+        """
         self.watch.forget(self)
         stops, cancelled = self.task.cancelling() - self.before, isinstance(error, asyncio.CancelledError)
         # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
@@ -150,12 +147,17 @@ class HaltWatch:
 
     async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
         """Run an effect until it is done, late or halted."""
-        with self.over(scopes, allowed, name) as flight:
+        flight = self.over(scopes, allowed, name)
+        try:
             done = flight.left = await effect
+        except BaseException as error:
+            flight.end(error)
+            raise
+        flight.end()
         return done
 
     def over(self, scopes: tuple[str, ...], allowed: int, name: str = "") -> WatchedEffect:
-        """Watch over an effect of the current task, until the end of the `with` that it runs in."""
+        """Watch over an effect of the current task, which must tell its end."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
         deadline, mark = loop.time() + allowed / SECOND, self.pulse.begin_call(name, allowed)

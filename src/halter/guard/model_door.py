@@ -275,9 +275,14 @@ class ModelDoor:
         voice = None if request.listen is None else self._open_stream(flying, request.listen)
         answer: AnsweredRequest | FailedRequest | None = None
         try:
+            watched = self._halts.over(standing.scopes, request.timeout, flying.flight.name)
             try:
-                with self._halts.over(standing.scopes, request.timeout, flying.flight.name) as watched:
+                try:
                     reply = watched.left = await model.ask(flying.sent, flying.permit, voice and voice.hear)
+                except BaseException as error:
+                    watched.end(error)
+                    raise
+                watched.end()
             except (asyncio.CancelledError, Stopped, TimeoutError, ModelError) as error:
                 answer = await self._fail(flying, error, voice)
             else:

@@ -192,12 +192,10 @@ class ContextWindow:
         "_clock",
         "_ending",
         "_meter",
-        "_mind",
         "_most",
         "_recalled",
         "_running",
         "_sent",
-        "_session",
         "_spare",
         "_thinking",
         "fixed",
@@ -210,8 +208,6 @@ class ContextWindow:
         self._running = running
         self._clock = clock
         self._thinking = thinking
-        self._mind = thinking.mind
-        self._session = running.lease.session
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
         self._sent = NOTHING_SENT
@@ -251,7 +247,7 @@ class ContextWindow:
         if self._meter.estimate(model, transcript.size) <= room:
             return ""
         tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
-        marker = SUMMARY_TOKENS if self._mind.context_strategy == "summarize" else MARKER_TOKENS
+        marker = SUMMARY_TOKENS if self._thinking.mind.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(room, tokens, marker):
             case Cut() as cut:
                 await self._cut(cut)
@@ -266,7 +262,7 @@ class ContextWindow:
         return room if self._most is None else min(room, self._most)
 
     async def _cut(self, cut: Cut) -> None:
-        transcript, strategy = self._recalled.transcript, self._mind.context_strategy
+        transcript, strategy = self._recalled.transcript, self._thinking.mind.context_strategy
         dropped = list_left_out(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped, cut) if strategy == "summarize" else ""
         before = transcript.marker
@@ -276,9 +272,11 @@ class ContextWindow:
             turn=self._recalled.turn.number,
             through=cut.through,
             pinned=cut.pinned,
-            strategy=self._mind.context_strategy,
+            strategy=self._thinking.mind.context_strategy,
         )
-        await self._running.write(f"{self._session}/cut/{self._place(cut)}", event, msgspec.json.encode(marker))
+        await self._running.write(
+            f"{self._recalled.session}/cut/{self._place(cut)}", event, msgspec.json.encode(marker)
+        )
         transcript.cut_at(cut, marker)
         self._recalled.turn = self._recalled.turn.shrunk(self._clock.now())
 
@@ -304,7 +302,7 @@ class ContextWindow:
             max_output_tokens=SUMMARY_TOKENS,
         )
         request = ModelRequest(
-            id=f"{self._session}.summary.{self._place(cut)}",
+            id=f"{self._recalled.session}.summary.{self._place(cut)}",
             prompt=prompt,
             purpose="summary",
             timeout=SUMMARY_TIMEOUT,

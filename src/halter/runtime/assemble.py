@@ -415,9 +415,13 @@ class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
             policy_digest=self.policy.digest(),
             trigger=trigger,
             quarantined=self.quarantined,
-            secrets=frozenset(self.policy.secrets) & self.secrets.names() if self.policy.secrets else NO_SECRETS,
+            secrets=self.granted_secrets(),
             rates=self.mind.rates,
         )
+
+    def granted_secrets(self) -> frozenset[str]:
+        """Returns the secrets that its policy grants and that are set."""
+        return frozenset(self.policy.secrets) & self.secrets.names() if self.policy.secrets else NO_SECRETS
 
 
 @asynccontextmanager

@@ -726,24 +726,29 @@ def grant_phase_tools(phase: Phase, own: Sequence[str], most: Sequence[str] | No
 
 def resolve_standing(context: AgentContext, row: SessionRow, phase: Phase, began: SessionOrigin) -> SessionContext:
     """Returns the context of a session: its phase, the caps of what started it, the reserve for its last words."""
-    agent = context.agent
-    standing, policy = agent.standing(row.session, row.trigger), agent.policy
+    agent, policy = context.agent, context.agent.policy
+    digest = str(policy.digest())
     if began.trigger is not None:
         policy = msgspec.structs.replace(policy, caps=inherit_trigger_caps(policy.caps, began.trigger))
     if began.carved is not None:
         policy = msgspec.structs.replace(policy, caps=msgspec.structs.replace(policy.caps, session=Cap(began.carved)))
-    cap, wraps_up = policy.caps.session.max_cost_usd, policy.on_cap == "wrap_up"
     hidden = agent.tasks.anonymize
     hourly = agent.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
-    return msgspec.structs.replace(
-        standing,
+    return SessionContext(
+        session=row.session,
+        agent=policy.name,
         phase=phase,
         policy=policy,
-        kept_usd=round((cap or 0) * policy.reserve_cost_fraction) if wraps_up else 0,
-        kept_tokens=policy.reserve_tokens if wraps_up else 0,
+        policy_digest=digest,
+        trigger=row.trigger,
+        quarantined=agent.quarantined,
+        secrets=agent.granted_secrets(),
+        kept_usd=policy.reserve_usd,
+        kept_tokens=policy.reserve_tokens if policy.on_cap == "wrap_up" else 0,
         tokens_per_hour=hourly or None,
-        askers=began.askers,
         anonymize=None if hidden is None else AnonymizationPolicy(hidden, began.salt),
+        rates=agent.mind.rates,
+        askers=began.askers,
     )
 
 
