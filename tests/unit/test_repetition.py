@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.messages import ToolCall, ToolResult
-from halter.loop.decide import LONGEST_PERIOD, RepeatedSteps, find_repetition, fingerprint_step
+from halter.loop.decide import (
+    LONGEST_PERIOD,
+    LONGEST_PRINT,
+    RepeatedSteps,
+    StepPrint,
+    find_repetition,
+    fingerprint_step,
+)
 
 
 def call(arguments: str = "{}", tool: str = "read", name: str = "c") -> ToolCall:
@@ -75,10 +82,12 @@ def test_writes_with_a_long_common_prefix_are_not_the_same() -> None:
         (([call()], [result()]), ([call()], [result("other")])),
         (([call()], [result()]), ([call()], [result(outcome="error")])),
         (([call()], [result()]), ([call(), call(name="d")], [result(), result(name="d")])),
-        (([call()], [result()]), ([call()], [])),
-        (([call("{")], []), ([call("{ ")], [])),
-        (([call('"{"')], []), ([call("{")], [])),
-        (([call('{"a":100000000000000000001}')], []), ([call('{"a":100000000000000000002}')], [])),
+        (([call("{")], [result()]), ([call("{ ")], [result()])),
+        (([call('"{"')], [result()]), ([call("{")], [result()])),
+        (
+            ([call('{"a":100000000000000000001}')], [result()]),
+            ([call('{"a":100000000000000000002}')], [result()]),
+        ),
         (
             ([call("1"), call("2", name="d")], [result("x"), result("y", "d")]),
             ([call("1"), call("2", name="d")], [result("y"), result("x", "d")]),
@@ -96,10 +105,22 @@ def test_ids_order_and_the_way_that_json_is_written_do_not_count() -> None:
         [call('{"a": 1, "b": [2]}', name="x"), call('{"c":3}', name="y")], [result("X", "x"), result("Y", "y")]
     )
     other = fingerprint_step(
-        [call('{"c": 3}', name="1"), call('{"b":[2],"a":1}', name="2")], [result("X", "2"), result("Y", "1")]
+        [call('{"c": 3}', name="1"), call('{"b":[2],"a":1}', name="2")], [result("Y", "1"), result("X", "2")]
     )
     assert one == other
-    assert len(one) == 64
+
+
+def test_a_fingerprint_keeps_no_long_text_and_yet_counts_all_of_it() -> None:
+    long = "x" * 100_000
+    prints = [
+        fingerprint_step([call(f'"{written}"')], [result(said)])
+        for written in (long, f"{long}y", "")
+        for said in (long, f"{long}y", "")
+    ]
+    assert len(set(prints)) == len(prints)
+    assert all(len(part) < 2 * LONGEST_PRINT for each in prints for part in each)
+    hashed = prints[0][-1]
+    assert fingerprint_step([call(f'"{long}"')], [result(hashed)]) not in prints
 
 
 calls_with_results = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=20), st.text(max_size=5)), max_size=6)
@@ -110,17 +131,19 @@ calls_with_results = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=20
 def test_any_step_has_one_fingerprint_however_it_is_ordered(
     drawn: list[tuple[str, str, str]], chance: random.Random
 ) -> None:
-    calls = [ToolCall(str(place), tool, arguments) for place, (tool, arguments, _) in enumerate(drawn)]
-    results = [ToolResult(str(place), tool, "ok", text) for place, (tool, _, text) in enumerate(drawn)]
-    expected = fingerprint_step(calls, results)
-    chance.shuffle(calls)
-    chance.shuffle(results)
-    assert fingerprint_step(calls, results) == expected
+    def fingerprint() -> StepPrint:
+        calls = [ToolCall(str(place), tool, arguments) for place, (tool, arguments, _) in enumerate(drawn)]
+        return fingerprint_step(calls, [ToolResult(each.id, each.tool, "ok", drawn[int(each.id)][2]) for each in calls])
+
+    expected = fingerprint()
+    chance.shuffle(drawn)
+    assert fingerprint() == expected
 
 
 @pytest.mark.parametrize("arguments", ["[" * 100_000, "\x00", '"\ud800"', "\ud800", "1e999", "9" * 10_000, ""])
 def test_no_arguments_are_too_strange(arguments: str) -> None:
-    assert fingerprint_step([call(arguments)], []) == fingerprint_step([call(arguments, name="d")], [])
+    same = fingerprint_step([call(arguments, name="d")], [result(name="d")])
+    assert fingerprint_step([call(arguments)], [result()]) == same
 
 
 def naively(steps: Sequence[str], most: int) -> bool:

@@ -10,7 +10,8 @@ the same thing again, a changed result is progress, and a turn after a chosen sl
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Final, final
+from itertools import chain
+from typing import Any, Final, final
 
 import msgspec
 
@@ -32,6 +33,7 @@ from halter.core.vocabulary import (
 )
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
+_DECODER: Final = msgspec.json.Decoder[Any]()
 
 LONGEST_PERIOD: Final = 5
 """Longer cycles are not looked for: so much is rarely repeated by mistake."""
@@ -53,54 +55,56 @@ class RepeatedSteps(msgspec.Struct, frozen=True):
         )
 
 
-def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str:
-    """Hash a step's calls with their full arguments and results, independent of order and call ids.
+StepPrint = tuple[str, ...]
+"""The arguments, tool, outcome and result of each call of a step, one after the other."""
 
-    Every field has its length before it, so that no two lists of fields look the same.
-    """
-    printed: dict[str, list[bytes]] = {}
-    for result in results:
-        outcome, text = result.outcome.encode(), to_body(result.text)
-        printed.setdefault(result.id, []).append(b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text))
-    steps: list[bytes] = []
-    for call in calls:
-        tool, arguments = to_body(call.tool), _canonical(call.arguments)
-        step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
-        for each in sorted(printed.get(call.id, ())):
-            step += b"%d:%b" % (len(each), each)
-        steps.append(step)
-    return sha256(b"".join([b"%d:%b" % (len(step), step) for step in sorted(steps)])).hexdigest()
+LONGEST_PRINT: Final = 1000
+"""Longer texts are hashed in a print: it must not keep what a tool said."""
 
 
-def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
+def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> StepPrint:
+    """What a step did and what came of each call, independent of order, call ids, and the way that JSON is written."""
+    steps: list[StepPrint] = []
+    for place, call in enumerate(calls):
+        arguments, result = _canonical(call.arguments), results[place]
+        said = result.text
+        if len(said) > LONGEST_PRINT or len(arguments) > LONGEST_PRINT:
+            said, arguments = _shorten_print(said), _shorten_print(arguments)
+        steps.append((arguments, call.tool, result.outcome, said))
+    return steps[0] if len(steps) == 1 else tuple(chain.from_iterable(sorted(steps)))
+
+
+def _shorten_print(text: str) -> str:
+    """Longer than any text that stands for itself, so that none looks the same."""
+    return text if len(text) <= LONGEST_PRINT else text[:LONGEST_PRINT] + sha256(to_body(text)).hexdigest()
+
+
+def find_repetition(steps: Sequence[StepPrint | str], max_repeated: int) -> RepeatedSteps | None:
     """Detect a loop in the newest steps of a turn; 0 disables it.
 
     A single step may occur `max_repeated` times in a row. A cycle must occur twice, and no sooner than a single step
     would have been noticed.
     """
-    if max_repeated <= 0 or not steps or steps[-1] not in steps[-1 - LONGEST_PERIOD : -1]:
-        return None
-    for period in range(1, LONGEST_PERIOD + 1):
+    for period in range(1, LONGEST_PERIOD + 1) if max_repeated > 0 else ():
         repeated = max_repeated if period == 1 else max(period, max_repeated - 1)
         if _repeats(steps, period, repeated):
             return RepeatedSteps(period, period + repeated)
     return None
 
 
-def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
+def _repeats(steps: Sequence[StepPrint | str], period: int, repeated: int) -> bool:
     end = len(steps)
     if end < period + repeated:
         return False
     return all(steps[place] == steps[place - period] for place in range(end - 1, end - 1 - repeated, -1))
 
 
-def _canonical(arguments: str) -> bytes:
+def _canonical(arguments: str) -> str:
     """Canonical JSON; invalid JSON stands for itself."""
-    body = to_body(arguments)
     try:
-        return b"json " + _CANONICAL_ENCODER.encode(msgspec.json.decode(body))
+        return _CANONICAL_ENCODER.encode(_DECODER.decode(arguments)).decode()
     except (ValueError, RecursionError):
-        return b"text " + body
+        return f"not JSON: {arguments}"
 
 
 ASK_USER: Final = "ask_user"
@@ -135,8 +139,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `heard` is how far the inbox was read to the model. `attempts` counts the requests of this step, made or refused,
     and names the next one; `failures` are those that failed. `worked` are the microseconds before `since`, when it was
     last resumed; at rest `since` is None. `calls` have no result yet. `prints` are the fingerprints of its newest
-    steps, as far back as a circle may go; `printed` counts all. `troubles` counts bad turns in a row, `pauses` those
-    without a yield. An end is `settled` when the session rests or ends because of it.
+    steps, as far back as a circle may go; `printed` counts all, and the newest `repeats` if a circle may end with it.
+    `troubles` counts bad turns in a row, `pauses` those without a yield. An end is `settled` when the session rests or
+    ends because of it.
 
     For an autonomous session: notifications up to `cleared` were shown by a finished turn. `skips` counts turns in a
     row that the gate skipped, `brisk` those without a sleep between. `idle` is how long it has been awake without
@@ -159,8 +164,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     spoke: bool = False
     calls: tuple[ToolCall, ...] = ()
     cut: bool = False
-    prints: tuple[str, ...] = ()
+    prints: tuple[StepPrint, ...] = ()
     printed: int = 0
+    repeats: bool = False
     hinted_at: int = 0
     recoveries: int = 0
     nudges: int = 0
@@ -255,38 +261,40 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self if self.wrapping else msgspec.structs.replace(self, capped=False, refusal="")
 
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
-        """Take in the results of all calls of a step; of several yields the last one counts."""
-        done = [result.id for result in results if result.outcome == "ok"]
-        verbs: dict[str, ToolCall] = {}
-        active, tried, handed = self.active, False, False
-        for call in calls:
-            if call.tool not in _VERBS:
+        """Take in the result of each call of a step; of several yields the last one counts."""
+        active, tried, refused, yielded = self.active, False, False, None
+        asked = answered = handed = False
+        for place, call in enumerate(calls):
+            tool, done = call.tool, results[place].outcome == "ok"
+            refused = refused or not done
+            if tool not in _VERBS:
                 active = True
-                handed = handed or (call.tool.startswith(HAND_OFF) and call.id in done)
-                continue
-            tried = tried or call.tool == FINAL_ANSWER
-            if call.id in done:
-                verbs[call.tool] = call
+                handed = handed or (done and tool.startswith(HAND_OFF))
+            elif tool == FINAL_ANSWER:
+                tried, answered = True, answered or done
+            elif done:
+                asked = asked or tool == ASK_USER
+                yielded = parse_yield(call.arguments) if tool == YIELD else yielded
         printed, newest = fingerprint_step(calls, results), self.prints[-LONGEST_PERIOD:]
-        cut = self.stop == "max_tokens"
+        repeats, cut = printed in newest, self.stop == "max_tokens"
         acted = msgspec.structs.replace(
             self,
             calls=(),
             stop=self.stop if cut or self.wrapping else None,
             cut=cut,
             # A step unlike the few before it ends every circle, so those before them no longer matter.
-            prints=(*(self.prints if printed in newest else newest), printed),
+            prints=(*(self.prints if repeats else newest), printed),
             printed=self.printed + 1,
+            repeats=repeats,
+            expected=self.expected + (tried and not answered),
             active=active,
-            asked=ASK_USER in verbs,
-            answered=FINAL_ANSWER in verbs,
+            asked=asked,
+            answered=answered,
             handed=handed,
-            yielded=parse_yield(verbs[YIELD].arguments) if YIELD in verbs else None,
+            yielded=yielded,
             seen_at=at,
         )
-        if tried and FINAL_ANSWER not in verbs:
-            acted = msgspec.structs.replace(acted, expected=self.expected + 1)
-        return acted if len(done) == len(results) else acted.stopped(results)
+        return acted.stopped(results) if refused else acted
 
     def stopped(self, results: Sequence[ToolResult]) -> "Turn":
         """Take in that a halt or a cap refused calls; the first cap that was met counts."""
@@ -647,7 +655,7 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
 
 
 def _continue_turn(turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool, chance: float) -> Step:
-    loop = find_repetition(turn.prints, rules.max_repeated_tool_steps)
+    loop = find_repetition(turn.prints, rules.max_repeated_tool_steps) if turn.repeats else None
     if loop is not None and turn.printed > turn.hinted_at:
         hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
         return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
