@@ -379,8 +379,8 @@ class _LastRequest:
     __slots__ = ("masked", "masked_system", "masked_tools", "said", "system", "tools")
 
     def __init__(self) -> None:
-        self.said: list[Message] = []
-        self.masked: list[Message] | None = None
+        self.said: tuple[Message, ...] = ()
+        self.masked: tuple[Message, ...] | None = None
         """What was said, where any of it had to be masked."""
         self.system = self.masked_system = ""
         self.tools: tuple[ToolSpec, ...] = ()
@@ -400,45 +400,43 @@ class PromptMasker:
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
         known = self._last.get(lease)
-        last = known or _LastRequest()
-        # A long history is copied once and compared once, message by message: all else is done for what is new.
-        said, count, redact = list(prompt.messages), len(last.said), self._redact
-        new = said[count:]
-        del said[count:]
-        if said != last.said:
-            said, new = [], list(prompt.messages)
-            last.said, last.masked = said, None
-        masked, messages = new, prompt.messages
-        for place, message in enumerate(new):
-            parts = self.parts(message.parts)
-            if parts is not message.parts:
-                masked = masked.copy() if masked is new else masked
-                masked[place] = Message(message.role, parts)
-        if last.masked is None and masked is not new:
-            last.masked = said.copy()
+        last, messages = known or _LastRequest(), prompt.messages
+        count = len(last.said)
+        if messages[:count] != last.said:
+            count, last.masked = 0, None
         # The last message ends with what is true only now, so the next request says it otherwise.
-        if last.masked is not None:
-            messages = (*last.masked, *masked)
-            last.masked += masked[:-1]
-        said += new[:-1]
-        last.said = said
-        if known is None and said:
+        last.said = messages[:-1]
+        new = messages[count:]
+        masked = self._messages(new)
+        if last.masked is not None or masked is not new:
+            messages = (*(messages[:count] if last.masked is None else last.masked), *masked)
+            last.masked = messages[:-1]
+        if known is None and last.said:
             # Of a first message alone there is nothing to remember: a session that waits for its first answer has none.
             self._last[lease] = last
         if prompt.system is not last.system or prompt.tools is not last.tools:
-            last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
-            last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)
-        clean = last.masked is None and last.masked_system is prompt.system and last.masked_tools is prompt.tools
-        if clean and not prompt.facts:
+            last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, self._redact)
+            last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, self._redact)
+        clean = messages is prompt.messages and last.masked_system is prompt.system
+        if clean and last.masked_tools is prompt.tools and not prompt.facts:
             return prompt
         return Prompt(
             system=last.masked_system,
             messages=messages,
             tools=last.masked_tools,
             max_output_tokens=prompt.max_output_tokens,
-            facts=change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts,
+            facts=change_texts(prompt.facts, partial(mask_text, redact=self._redact)) if prompt.facts else prompt.facts,
             provider_tools=prompt.provider_tools,
         )
+
+    def _messages(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        masked: list[Message] | None = None
+        for place, message in enumerate(messages):
+            parts = self.parts(message.parts)
+            if parts is not message.parts:
+                masked = masked or list(messages)
+                masked[place] = Message(message.role, parts)
+        return messages if masked is None else tuple(masked)
 
     def parts(self, parts: tuple[_P, ...]) -> tuple[_P, ...]:
         """Mask every text of a message; the same tuple, if there is nothing to mask."""
