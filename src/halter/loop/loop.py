@@ -28,7 +28,6 @@ from halter.guard.model_door import (
     FailedRequest,
     ModelRequest,
     RefusedRequest,
-    RequestOutcome,
     RequestRecord,
 )
 from halter.guard.prepare import Call
@@ -259,33 +258,48 @@ class TurnLoop:
         The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
         session rests, or ends.
         """
-        recalled, done = self._recalled, 0
+        recalled, running, clock = self._recalled, self._running, self._clock
+        done, now = 0, clock.now()
         while not (turn := recalled.turn).over:
             done += 1
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            now, left = self._clock.now(), ""
+                now = clock.now()
             if turn.calls:
                 step = decide_next_step(turn, self.rules, now)
             else:
                 chance = self._chance.random() if turn.failures else 1.0
-                usd, tokens = self._running.left()
-                near, left = self._near_reserve(usd, tokens), decide.describe_remaining_budget(usd, tokens)
+                near = not turn.warned and self._near_reserve()
                 step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
             # By its type: most are one of these two, and a pattern takes long to find that it does not match.
             if type(step) is Think:
-                request = await self._prepare(step, now, left)
-                if request is not None:
+                if step.after:
+                    await running.pause(step.after)
+                    now = clock.now()
+                volatile = self._describe_now()
+                room = self._window.has_room(count_bytes(volatile))
+                if not room:
+                    room, now = await self._make_room(step.model), clock.now()
+                if room:
+                    request, model = self._make_request(step.model, volatile, now), self._thinking.models[step.model]
                     # Thousands of sessions may wait here: between the turn and the door there is no other frame.
-                    model = self._thinking.models[step.model]
-                    came = await self._running.ask(request, model, turn.attempts, last=turn.wrapping)
-                    await self._hear(step.model, request, came)
+                    came = await running.ask(request, model, turn.attempts, last=turn.wrapping)
+                    answer = running.take(request, came)
+                    if not isinstance(answer, AnsweredRequest):
+                        answer = await running.ask_again(request, model, answer, turn.attempts, last=turn.wrapping)
+                    now = clock.now()
+                    self._hear(answer, step.model, request.nonce, now)
+                    if turn.trouble and isinstance(answer, AnsweredRequest):
+                        await running.recovered()
+                        now = clock.now()
+                        recalled.turn = recalled.turn.recovered(now)
             elif type(step) is Act:
-                await self._act(step.calls, now)
+                now = await self._act(step.calls, now)
             elif type(step) is WaitOut:
                 return step
             else:
                 await self._take(step)
+                now = clock.now()
         return recalled.turn
 
     async def _take(self, step: Refuse | Say | Shrink | Finish) -> None:
@@ -300,45 +314,27 @@ class TurnLoop:
             case Finish(why, sentence):
                 await self._finish(why, sentence)
 
-    def _near_reserve(self, usd: int | None, tokens: int | None) -> bool:
+    def _near_reserve(self) -> bool:
         """Whether what is left to spend is down to the reserve."""
-        policy = self._running.standing.policy
+        policy, (usd, tokens) = self._running.standing.policy, self._running.left()
         if usd is not None and usd <= (policy.caps.session.max_cost_usd or 0) * policy.reserve_cost_fraction:
             return True
         return tokens is not None and tokens <= policy.reserve_tokens
 
-    async def _prepare(self, step: Think, now: int, left: str) -> ModelRequest | None:
-        """Make the next request of the turn, after a pause if it needs one; None where no request has room for it."""
-        if step.after:
-            await self._running.pause(step.after)
-            now = self._clock.now()
-        volatile = self._senses.volatile()
-        volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
-        name = self._names[step.model]
-        if not self._window.has_room(count_bytes(volatile)):
-            too_large = await self._window.make_room(name)
-            if too_large:
-                turn = self.turn
-                self.turn = turn.failed(turn.attempts, FailedAttempt(too_large), self._clock.now())
-                return None
-        return self._make_request(name, volatile, now)
+    def _describe_now(self) -> str:
+        """What is true only for the next request."""
+        usd, tokens = self._running.left()
+        left, volatile = decide.describe_remaining_budget(usd, tokens), self._senses.volatile()
+        return f"{volatile}\n\n{left}" if volatile and left else volatile or left
 
-    async def _hear(self, number: int, request: ModelRequest, came: RequestOutcome) -> None:
-        """Take in what came of a request, after all waits that it needs."""
-        turn, running = self._recalled.turn, self._running
-        answer = running.take(request, came)
-        if not isinstance(answer, AnsweredRequest):
-            model, last = self._thinking.models[number], turn.wrapping
-            answer = await running.ask_again(request, model, answer, turn.attempts, last=last)
-        if isinstance(answer, AnsweredRequest):
-            self._heard(answer, self._names[number], request.nonce)
-            if turn.trouble:
-                await running.recovered()
-                self.turn = self.turn.recovered(self._clock.now())
-        else:
-            self._unheard(answer)
+    async def _make_room(self, model: int) -> bool:
+        """Cut what the next request tells; whether it has room then."""
+        too_large = await self._window.make_room(self._names[model])
+        if too_large:
+            self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
+        return not too_large
 
-    def _make_request(self, model: str, volatile: str, now: int) -> ModelRequest:
+    def _make_request(self, model: int, volatile: str, now: int) -> ModelRequest:
         """Make the next request of the turn to a model."""
         turn, transcript = self._recalled.turn, self._recalled.transcript
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
@@ -352,7 +348,7 @@ class TurnLoop:
             prompt=built.prompt,
             timeout=timeout,
             record=RequestRecord(built.ending, nonce),
-            input_tokens=self._window.bound(model, built.size),
+            input_tokens=self._window.bound(self._names[model], built.size),
             audio_tokens=transcript.audio,
             listen=self._listen,
             discards=bool(turn.failures),
@@ -360,35 +356,37 @@ class TurnLoop:
             goes_on=self._away and self._listen is None,
         )
 
-    def _heard(self, answer: AnsweredRequest, name: str, nonce: str) -> None:
-        reply, recalled = answer.reply, self._recalled
-        if reply.usage is not None:
-            self._window.learn(name, reply.usage.input_tokens)
-        recalled.thought(reply, nonce, self._clock.now())
-        if answer.overrun:
-            recalled.turn = msgspec.structs.replace(recalled.turn, overrun=True)
-        if not self._away:
-            self._watching.said(reply.text, answer.cost_usd)
-
-    def _unheard(self, answer: RefusedRequest | FailedRequest) -> None:
-        now, attempt = self._clock.now(), parse_attempt(answer.request)
+    def _hear(self, answer: AnsweredRequest | RefusedRequest | FailedRequest, model: int, nonce: str, now: int) -> None:
+        """Take in what came of a request, after all waits that it needs."""
+        recalled = self._recalled
+        if isinstance(answer, AnsweredRequest):
+            reply = answer.reply
+            if reply.usage is not None:
+                self._window.learn(self._names[model], reply.usage.input_tokens)
+            recalled.thought(reply, nonce, now)
+            if answer.overrun:
+                recalled.turn = msgspec.structs.replace(recalled.turn, overrun=True)
+            if not self._away:
+                self._watching.said(reply.text, answer.cost_usd)
+            return
+        turn, attempt = recalled.turn, parse_attempt(answer.request)
         match answer:
             case RefusedRequest(outcome=outcome, sentence=sentence):
-                self.turn = self.turn.refused(attempt, outcome, sentence, now)
+                recalled.turn = turn.refused(attempt, outcome, sentence, now)
             case FailedRequest(outcome="external_halt", error=error):
-                self.turn = self.turn.refused(attempt, "external_halt", error, now)
+                recalled.turn = turn.refused(attempt, "external_halt", error, now)
             case FailedRequest(error=error):
                 failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person)
-                self.turn = self.turn.failed(attempt, failure, now)
+                recalled.turn = turn.failed(attempt, failure, now)
 
-    async def _act(self, calls: Sequence[ToolCall], now: int) -> None:
-        """Make the calls without a result: each group concurrently, one group after the other."""
-        recalled = self._recalled
+    async def _act(self, calls: Sequence[ToolCall], now: int) -> int:
+        """Make the calls without a result: each group concurrently, one group after the other. Return the time then."""
+        recalled, timeout = self._recalled, self.rules.timeout
         missing = [call for call in calls if call.id not in recalled.done] if recalled.done else list(calls)
-        for group, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
-            left = self.rules.timeout - recalled.turn.time_worked(now) if self.rules.timeout else None
+        for _, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
+            left = timeout - recalled.turn.time_worked(now) if timeout else None
             if left is not None and left <= 0:
-                return
+                return now
             members = list(together)
             if self.rules.max_actions_per_minute:
                 members = await self._allowed(members)
@@ -396,15 +394,13 @@ class TurnLoop:
                 continue
             if not self._away:
                 self._watching.acts(members)
-            alone = len(calls) == 1 or sum(call.group == group for call in calls) == 1
-            name = "" if alone else f"{self._session}.t{recalled.turn.number}_{recalled.turn.steps}_{group}"
-            goes_on = len(members) == 1 and self._away
-            answers = await self._running.calls([self._call(call, name, left, goes_on=goes_on) for call in members])
+            answers = await self._running.calls(self._make_calls(members, calls, left))
             self._keep(members, answers)
             now = self._clock.now()
         if self._running.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
         recalled.acted(now)
+        return now
 
     async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Refuse calls beyond an autonomous agent's actions per minute."""
@@ -444,6 +440,14 @@ class TurnLoop:
                 self._watching.did(call, answer)
                 if answer.outcome == "ok" and call.tool.startswith(decide.HAND_OFF):
                     self._watching.said(answer.text, 0)
+
+    def _make_calls(self, members: list[ToolCall], calls: Sequence[ToolCall], at_most: int | None) -> list[Call]:
+        """Make those of a group that are left; one that was never alone has its group's name."""
+        name, group, turn = "", members[0].group, self._recalled.turn
+        if len(calls) > 1 and sum(call.group == group for call in calls) > 1:
+            name = f"{self._session}.t{turn.number}_{turn.steps}_{group}"
+        goes_on = len(members) == 1 and self._away
+        return [self._call(call, name, at_most, goes_on=goes_on) for call in members]
 
     def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
         return Call(

@@ -378,16 +378,18 @@ class SessionRuntime:
                 tried = await self._tried(waiting, standing)
             beside = self._guard.paid_beside(self.lease.session)
             overrun, usd, passed = overrun or beside.overrun, beside.usd, True
+            made: list[Answer] = []
             for each in tried:
                 if isinstance(each, Answer):
-                    answers[each.call] = each
+                    made.append(each)
                     usd += each.cost_micros
                     passed = passed and each.cap is None
                 else:
                     passed = False
             self._spend(usd, beside.tokens)
-            if passed and not overrun and len(calls) == 1:
-                return list(answers.values())
+            if passed and waiting is calls and not overrun:
+                return made
+            answers |= {each.call: each for each in made}
             waiting = () if passed else await self._waited_for(list(zip(waiting, tried, strict=True)))
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
