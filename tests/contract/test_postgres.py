@@ -305,19 +305,24 @@ async def test_a_claim_renews_a_lease_that_is_half_over(postgres_schema_url: str
     await store.close()
 
 
-async def test_what_is_due_is_claimed_by_its_index_before_the_server_knows_its_tables(postgres_schema_url: str) -> None:
+@pytest.mark.parametrize(("name", "index"), [("claim_ready", "sessions_due"), ("offer_orphans", "sessions_owner")])
+async def test_what_may_be_run_is_found_by_its_index_before_the_server_knows_its_tables(
+    postgres_schema_url: str, name: str, index: str
+) -> None:
     """Whatever the planner thinks of the tables: nothing is read whole, and nothing sorted."""
     engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
-    types = ("worker", TEXT), ("format", BIGINT), ("agents", TextColumn.OID), ("limit", BIGINT)
-    statement, _ = make_named_statement("postgres/engine.sql", "claim_ready", *types)
+    given = {"worker": "'one'", "now": "1", "format": "6", "agents": "'{desk}'", "limit": "16"}
+    types = [("worker", TEXT), ("agents", TextColumn.OID), *((each, BIGINT) for each in ("now", "format", "limit"))]
+    statement, order = make_named_statement("postgres/engine.sql", name, *types)
     ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
     with psycopg.connect(postgres_schema_url.partition("?")[0], autocommit=True) as server:
         server.execute(f"SET search_path TO {postgres_schema_url.rpartition('=')[2]}".encode())
         server.execute(ready, {"patience": "10s"})
-        server.execute(b"PREPARE claim (text, bigint, text[], bigint) AS " + statement.sql, prepare=False)
-        plan = [row[0] for row in server.execute(b"EXPLAIN EXECUTE claim ('one', 6, '{desk}', 16)", prepare=False)]
+        server.execute(b"PREPARE looked AS " + statement.sql, prepare=False)
+        looked = f"EXPLAIN EXECUTE looked ({', '.join(given[each] for each in order)})".encode()
+        plan = [row[0] for row in server.execute(looked, prepare=False)]
     engine.close()
-    assert any("Index Scan using sessions_due" in line for line in plan)
+    assert any(f"Index Scan using {index}" in line for line in plan), plan
     assert not [line for line in plan if "Seq Scan" in line or "Sort" in line]
 
 

@@ -150,9 +150,9 @@ SELECT a.agent, a.most - (
 ) FROM unnest(:agents, :most) AS a (agent, most);
 
 -- name: offer_orphans
--- Sessions whose owner's lease ran out and that are not on offer.
+-- Sessions whose owner's lease ran out and that are not on offer. They are found by their owner: an agent's are too many.
 SELECT s.session, s.generation, s.agent FROM sessions s JOIN workers w ON s.owner = w.worker
-WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent = ANY(:agents::text[])
+WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent || '' = ANY(:agents::text[])
     AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
     AND NOT EXISTS (SELECT FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
 LIMIT :limit;
