@@ -427,6 +427,19 @@ async def test_a_worker_without_room_offers_what_is_due_to_those_that_have_some(
     assert not {ticket.session for ticket in queue.tickets} & {lease.session for lease in sessions.leases()}
 
 
+async def test_room_elsewhere_is_offered_once_though_its_tickets_come_to_nothing(world: World) -> None:
+    for number in range(5):
+        await begin(world, f"desk-{number}")
+    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.room_elsewhere, queue = 2, Noted()
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
+    for _ in range(10):
+        await world.advance(SECOND)
+        for ticket in queue.tickets:
+            await world.journal.claim(WorkerId("late"), 0, ticket)
+    assert len(queue.tickets) == 2
+
+
 async def test_a_ticket_waits_until_there_is_room_for_its_session(world: World) -> None:
     attends = Sleeper(world, takes=10 * SECOND)
     for number in range(2):

@@ -115,7 +115,7 @@ class Sessions:
         self.polling_interval = DUE_POLLING_INTERVAL
         """Polling interval for due sessions."""
         self.room_elsewhere = 0
-        """How many more sessions other workers could take, by their last heartbeats."""
+        """How many more sessions other workers could take, by their last heartbeats and what was offered since."""
         self.patience: IdleLimits = NO_IDLE_LIMITS
         """How long a session may be idle."""
         self._attend = attend
@@ -427,7 +427,8 @@ class DistributedDispatcher:
         if sessions.room(self._concurrency) > 0:
             return 0
         if sessions.room_elsewhere > 0:
-            await sessions.store.offer(sessions.room_elsewhere, agents, self._queue.put)
+            offer = await sessions.store.offer(sessions.room_elsewhere, agents, self._queue.put)
+            sessions.room_elsewhere -= len(offer.tickets)
             return OFFER_RETRY_DELAY
         # Nothing can be done before a session leaves, which is news.
         return sessions.polling_interval
