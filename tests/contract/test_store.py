@@ -212,10 +212,11 @@ async def test_a_hold_that_another_process_placed_is_seen_by_whoever_settles_it(
     "decide",
     [
         lambda rows: rows.get(BudgetRow, "fleet", "", "usd"),
+        lambda rows: rows.find([(BudgetRow, ("fleet", "", "usd"))]),
         lambda _: [Draft(incident("a"), stream=trigger_stream("elsewhere"))],
         lambda _: [Draft(CallStarted(call="call", tool="search", legs=(FLEET_LEG,)))],
     ],
-    ids=["looked at", "written to", "changed by an event"],
+    ids=["looked at", "looked for", "written to", "changed by an event"],
 )
 async def test_a_row_that_was_not_declared_is_refused(store: JournalStore, decide: Callable[[Rows], Any]) -> None:
     with pytest.raises(UndeclaredRow, match="did not declare"):

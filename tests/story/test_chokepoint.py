@@ -25,6 +25,7 @@ from halter.guard.judge import (
     compute_ramp_delay,
     judge_call,
     list_call_rows,
+    list_halt_rows,
 )
 from halter.guard.tool_door import Answer, NeedsPerson, ToolAction, ToolDoor
 from halter.state import lifecycle
@@ -77,11 +78,13 @@ class Desk:
         call = f"s.{next(self._calls)}"
         held = make_legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
         known = {"call": call, "tool": "deed", "arguments": ARGUMENTS.canonical, "session": "s", "agent": "desk"}
-        return CallRequest(**{**known, "now": self.world.now, "scopes": SCOPES, "legs": held, "audit": "full", **more})
+        return CallRequest(
+            **{**known, "now": self.world.now, "halts": list_halt_rows(SCOPES), "legs": held, "audit": "full", **more}
+        )
 
     async def calls(self, tool: Deed, asked: CallRequest, attempt: int = 0) -> Any:
         return await self.door.guarded_tool_call(
-            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes, tool.spec.timeout), attempt
+            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
         )
 
     async def kinds(self) -> list[str]:

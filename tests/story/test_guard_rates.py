@@ -123,6 +123,9 @@ class Stale:
     def get(self, kind: type[R], *key: Any) -> Any:
         return self._rates[key] if kind is RateRow else self._rows.get(kind, *key)
 
+    def find(self, keys: Any) -> Any:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+
 
 class Careless:
     """A store that looks at rates before the transaction in which they are decided about."""

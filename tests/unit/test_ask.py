@@ -39,6 +39,9 @@ class NoRows:
     def get(self, kind: type[Any], *key: Any) -> Any:
         return None
 
+    def find(self, keys: Any) -> Any:
+        return ()
+
 
 def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> SessionContext:
     resolved = resolve_policy(

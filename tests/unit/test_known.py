@@ -432,6 +432,14 @@ def test_a_row_that_was_not_looked_up_is_found_before_it_is_dropped() -> None:
     assert list(rows.deletes) == [hold.key()]
 
 
+def test_rows_that_are_looked_for_together_are_those_that_each_look_finds() -> None:
+    hold, gone = HoldRow("call", "s", 1, "turn", "deed", b"[]"), HoldRow("gone", "s", 1, "turn", "deed", b"[]")
+    rows = WorkingSet(loaded={gone.key(): None}, now=0, postponed={hold.key()}, look=lambda _: hold)
+    both = [(HoldRow, ("gone",)), (HoldRow, ("call",))]
+    assert rows.find(both) == rows.find(both) == [hold]
+    assert rows.find([]) == rows.find(both[:1]) == []
+
+
 def stored(stream: StreamId, seq: int, key: str) -> Stored:
     return Stored(
         stream, seq, "halt_requested", 1, 1, 0, key, None, b"{}", None, None, b"", b"", Unknown("x", 1, b"{}")

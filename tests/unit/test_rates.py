@@ -32,6 +32,7 @@ from halter.core.money import (
 from halter.core.project import EraseBodies, budget_row, project_event
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
+from halter.guard.judge import list_halt_rows
 from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
 from halter.models.providers import compile_stated_price
 from halter.operations.money import is_current
@@ -51,6 +52,9 @@ class Rows:
 
     def get(self, kind: type[Any], *key: Any) -> Any:
         return self.kept.get((kind, key))
+
+    def find(self, keys: Any) -> Any:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
 
     def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
         project_event(event, Standing(stream, seq, self.now), self)
@@ -146,7 +150,7 @@ def asking(**more: Any) -> RequestAttempt:
         "input_tokens": 100,
         "max_output_tokens": 900,
         "min_output_tokens": 1,
-        "scopes": ("fleet",),
+        "halts": list_halt_rows(("fleet",)),
         "paces": ((MODEL, RateLimit(50, 40_000)),),
     }
     return RequestAttempt(**{**known, **more})

@@ -119,6 +119,9 @@ class Laid:
         assert (kind, key) in self._declared
         return self._rows.get((kind, key))
 
+    def find(self, keys: Any) -> Any:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+
 
 @cache
 def resolved(fleet: str, agent: str) -> ResolvedPolicy:
@@ -202,7 +205,8 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     assert made.legs == make_legs(where.caps, where.spender, now, usd=usd)
     assert made.accounts == list_accounts(policy.caps, where.spender, now)
     assert (made.call, made.tool, made.arguments, made.now) == (call.id, spec.name, valid.canonical, now)
-    assert (made.session, made.agent, made.scopes, made.kept) == (where.session, where.agent, where.scopes, where.kept)
+    assert (made.session, made.agent, made.kept) == (where.session, where.agent, where.kept)
+    assert made.halts == judge.list_halt_rows(where.scopes)
     assert (made.effect, made.idempotent, made.egress) == (spec.effect, spec.idempotent, spec.egress)
     assert (made.phase, made.observe, made.purpose) == (where.phase.name, policy.observe, call.purpose)
     return made
@@ -243,7 +247,7 @@ def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
 
 def plain_decision(asked: RequestAttempt, rows: Laid) -> list[AnyEvent]:
     """Decide about a request that has no rate, one account after the other, with nothing known from before."""
-    halt = judge.explain_halt(asked.scopes, asked.spender.session, rows)
+    halt = judge.explain_halt(asked.halts, asked.spender.session, rows)
     if halt is not None:
         return [refused(asked, "external_halt", halt)]
     policy = rows.get(FleetPolicyRow, FLEET) if asked.caps.fleet else None
@@ -350,7 +354,7 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             "input_tokens": draw.choice((10, 100, 900)),
             "max_output_tokens": draw.choice((20, 500, 3000)),
             "min_output_tokens": draw.choice((1, 256)),
-            "scopes": where.scopes,
+            "halts": judge.list_halt_rows(where.scopes),
             "kept": where.kept,
             "flaw": find_model_flaw(where, str(model.name)),
             "optional": draw.random() < 0.2,
@@ -359,7 +363,7 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         paces = find_rate_limits(where.rates, str(model.name))
         hold = compile_hold_terms(where.caps, where.spender, contexts.now // QUARTER)
         own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
-        its = {"spender": terms.spender, "kept": terms.kept, "terms": terms.hold, "scopes": where.scopes}
+        its = {"spender": terms.spender, "kept": terms.kept, "terms": terms.hold, "halts": where.halts}
         warm = msgspec.structs.replace(terms.base, **its, **{name: known[name] for name in own})
         assert warm == RequestAttempt(**known, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
@@ -412,4 +416,5 @@ def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:
     assert request.base.flaw is not None
     assert call.flaw is not None
     assert other.scopes == ("session:t", "agent:desk", "fleet")
+    assert call.base.halts == other.halts == judge.list_halt_rows(other.scopes)
     assert other.caps == policy.caps != where.caps

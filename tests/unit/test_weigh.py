@@ -11,12 +11,15 @@ from halter.core.money import BudgetRow, Cap, Caps, Spender
 from halter.core.rows import HaltRow, HoldRow
 from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced
 from halter.core.vocabulary import Row
+from halter.guard.judge import list_halt_rows
 from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
 from halter.models.providers import compile_stated_price
 
 UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
 ONE = compile_stated_price(Price(Decimal(1), Decimal(1)), margin=Decimal(0))
 """A token costs a micro-dollar, and nothing is added to a bound."""
+
+SCOPES = ("session:s", "agent:desk", "fleet")
 
 
 class Laid:
@@ -28,6 +31,9 @@ class Laid:
 
     def get(self, kind: type[Any], *key: Any) -> Any:
         return self._rows.get((kind, key))
+
+    def find(self, keys: Any) -> Any:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
 
 
 def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
@@ -42,7 +48,7 @@ def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
         "input_tokens": 100,
         "max_output_tokens": 1000,
         "min_output_tokens": 256,
-        "scopes": ("session:s", "agent:desk", "fleet"),
+        "halts": list_halt_rows(SCOPES),
     }
     return RequestAttempt(**{**known, **more})
 
@@ -147,7 +153,7 @@ def test_every_row_that_is_looked_at_is_declared() -> None:
     asked = asking(caps, spender=Spender("s", "desk", "nightly"))
     keys = list_request_rows(asked)
     assert (HoldRow, ("r/0",)) in keys
-    assert {key[0] for kind, key in keys if kind is HaltRow} == set(asked.scopes)
+    assert {key[0] for kind, key in keys if kind is HaltRow} == set(SCOPES)
     scopes = [(key[0], key[2]) for kind, key in keys if kind is BudgetRow]
     assert sorted(scopes) == sorted(
         [

@@ -185,6 +185,10 @@ class Rows(Protocol):
         """Return a row that the write declared, or None."""
         ...
 
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
+        """Return those of several rows that there are, in one look."""
+        ...
+
 
 Decide = Callable[[Rows], Sequence[Draft]]
 

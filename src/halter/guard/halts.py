@@ -241,6 +241,9 @@ class _HaltRows(msgspec.Struct, frozen=True):
         row = self.halts.get(key[0]) if kind is HaltRow else None
         return cast("R | None", row)
 
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+
 
 LONGEST_ERROR: Final = 300
 """Longest error that is kept. Redact before cutting: half a secret is not recognised."""

@@ -9,7 +9,6 @@ is read under the lock of each hold, so a process that started before it was tig
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
@@ -160,6 +159,10 @@ def find_spendable_budgets(
     return budgets, usd, tokens
 
 
+HaltKeys = tuple[tuple[type[HaltRow], tuple[str, ...]], ...]
+"""The rows that halt a session's effects."""
+
+
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything about one call that is known before any row is locked.
 
@@ -174,7 +177,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     agent: str
     now: int
     flaw: tuple[Outcome, str] | None = None
-    scopes: tuple[str, ...] = ()
+    halts: HaltKeys = ()
     purpose: Purpose = "turn"
     phase: str = ""
     level: Level = "CONTROLLED"
@@ -213,19 +216,14 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def list_halt_rows(scopes: tuple[str, ...]) -> tuple[RowKey, ...]:
-    return ((HaltRow, scopes[:1]), *_list_upper_halt_rows(scopes[1:])) if scopes else ()
-
-
-# Sessions of an agent share what lies above them.
-@lru_cache(maxsize=256)
-def _list_upper_halt_rows(scopes: tuple[str, ...]) -> tuple[RowKey, ...]:
+def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
+    """The rows that halt what belongs to these scopes."""
     return tuple([(HaltRow, (scope,)) for scope in scopes])
 
 
 def list_call_rows(asked: CallRequest) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [*list_halt_rows(asked.scopes), (AuditRow, (asked.call,))]
+    keys: list[RowKey] = [*asked.halts, (AuditRow, (asked.call,))]
     if asked.rate is not None:
         keys += [(RateRow, (asked.agent, asked.tool, number)) for number in asked.rate.slices(asked.now)]
     if asked.approval is not None:
@@ -240,7 +238,7 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
 
 
 def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
-    halt = explain_halt(asked.scopes, asked.session, rows)
+    halt = explain_halt(asked.halts, asked.session, rows)
     if halt is not None:
         return [_make_call_refusal(asked, "external_halt", halt)]
     waived: tuple[Outcome, ...] = ()
@@ -272,16 +270,14 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     return [asked.draft(_make_call_intent(asked, agreed, held, waived))]
 
 
-def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
+def explain_halt(halts: HaltKeys, session: str, rows: Rows) -> str | None:
     """R5: who halted one of the scopes, or when a resumed one may go on."""
-    for scope in scopes:
-        row = rows.get(HaltRow, scope)
-        if row is None:
-            continue
+    for row in rows.find(halts):
         if row.halted:
-            return f"{scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
+            return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
         if rows.now < row.at + compute_ramp_delay(session, row.ramp):
-            return f"{scope} was resumed by {row.by} and is being let go step by step; this session's turn comes soon."
+            resumed = f"{row.scope} was resumed by {row.by}"
+            return f"{resumed} and is being let go step by step; this session's turn comes soon."
     return None
 
 

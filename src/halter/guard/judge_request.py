@@ -38,11 +38,11 @@ from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.guard.judge import (
     NO_RESERVE,
+    HaltKeys,
     Reserve,
     describe_cap_reached,
     explain_halt,
     find_spendable_budgets,
-    list_halt_rows,
     lower_legs_to_policy,
 )
 
@@ -105,7 +105,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     max_output_tokens: int
     min_output_tokens: int
-    scopes: tuple[str, ...] = ()
+    halts: HaltKeys = ()
     kept: Reserve = NO_RESERVE
     flaw: tuple[Outcome, str] | None = None
     optional: bool = False
@@ -160,12 +160,12 @@ def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
     """Every row that the decision reads or changes."""
     hold, stream = asking.terms or asking.hold, session_stream(asking.spender.session)
     own = [budget_key(leg) for leg in hold.legs if leg.scope == stream]
-    rows = (*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *own, *hold.above)
+    rows = (*asking.halts, (HoldRow, (asking.request,)), *own, *hold.above)
     return (*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))) if asking.paces else rows
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    halt = explain_halt(asking.scopes, asking.spender.session, rows)
+    halt = explain_halt(asking.halts, asking.spender.session, rows)
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
     hold = asking.terms or asking.hold

@@ -480,7 +480,7 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
         now=now,
         input_tokens=tokens,
         max_output_tokens=prompt.max_output_tokens,
-        scopes=standing.scopes,
+        halts=standing.halts,
         kept=terms.kept,
         optional=request.optional,
         body=record[0],

@@ -26,7 +26,7 @@ from halter.core.money import (
     make_legs,
 )
 from halter.core.provenance import Flaw
-from halter.core.rows import RuleRow
+from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean, to_body
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
@@ -36,11 +36,13 @@ from halter.guard.approvals import digest_approval, matches_rule, pins_places, r
 from halter.guard.brake import SessionBrake, describe_flaw, explain_flaws, strip_flaws
 from halter.guard.judge import (
     CallRequest,
+    HaltKeys,
     RequiredApproval,
     Reserve,
     audit_of_policy,
     find_attempt_rate,
     find_tool_policy,
+    list_halt_rows,
     needs_approval,
     needs_risk_assessment,
 )
@@ -110,6 +112,7 @@ class SessionContext(msgspec.Struct, frozen=True):
     # It stands like this for many steps: what each of them asks for is worked out once.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
+    above: HaltKeys = ()
     _request: "RequestTerms | None" = None
     _calls: "dict[str, ToolTerms] | None" = None
 
@@ -117,8 +120,14 @@ class SessionContext(msgspec.Struct, frozen=True):
         """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
         force_setattr(self, "caps", self.whole_caps.less(self.kept_usd, self.kept_tokens))
         force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
+        force_setattr(self, "above", _list_upper_halts(self.trigger, self.agent))
         force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
+
+    @property
+    def halts(self) -> HaltKeys:
+        """The rows that halt it; those above the session are shared."""
+        return ((HaltRow, self.scopes[:1]), *self.above)
 
     @property
     def kept(self) -> Reserve:
@@ -166,6 +175,11 @@ def _list_upper_scopes(trigger: str, agent: str) -> tuple[str, ...]:
     return (*((f"trigger:{trigger}",) if trigger else ()), f"agent:{agent}", "fleet")
 
 
+@lru_cache(maxsize=256)
+def _list_upper_halts(trigger: str, agent: str) -> HaltKeys:
+    return list_halt_rows(_list_upper_scopes(trigger, agent))
+
+
 class ToolTerms(msgspec.Struct, frozen=True, gc=False):
     """What a session's calls of one tool have in common while its context and the windows stay.
 
@@ -192,7 +206,7 @@ def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -
         agent=standing.agent,
         now=quarter * QUARTER,
         flaw=find_tool_flaw(standing, spec),
-        scopes=standing.scopes,
+        halts=standing.halts,
         phase=standing.phase.name,
         level=rule.level,
         effect=spec.effect,
@@ -429,7 +443,7 @@ def _make_unknown_request(standing: SessionContext, call: Call, now: int, flaw: 
         agent=standing.agent,
         now=now,
         flaw=flaw,
-        scopes=standing.scopes,
+        halts=standing.halts,
         purpose=call.purpose,
         phase=standing.phase.name,
         kept=standing.kept,

@@ -81,6 +81,18 @@ class WorkingSet(Changes, kw_only=True):
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
+        loaded = self.loaded
+        found: list[R] = []
+        try:
+            for key in keys:
+                row = loaded[key]
+                if row is not None:
+                    found.append(row)
+        except KeyError:
+            return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+        return found
+
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
         key, rows = row.key(), self.loaded

@@ -27,7 +27,7 @@ from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
-from halter.core.vocabulary import Outcome, Row
+from halter.core.vocabulary import Outcome, R, Row
 from halter.guard.brake import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import judge_call
@@ -175,6 +175,9 @@ class _ShadowRows(RowFold):
         super().put(row)
         if isinstance(row, RuleRow):
             self.rules[row.rule] = row
+
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
+        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
 
 
 class _Shadow:
@@ -505,7 +508,7 @@ class _BacktestFold:
             input_tokens=input_tokens,
             max_output_tokens=output,
             min_output_tokens=min(output, shadow.policy.min_output_tokens),
-            scopes=context.scopes,
+            halts=context.halts,
             kept=context.kept,
             flaw=find_model_flaw(context, event.model),
             observe=shadow.policy.observe,
