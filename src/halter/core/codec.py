@@ -12,6 +12,7 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = {}
 """For each old version of a kind, what turns its facts into those of the next version."""
 
+_ESCAPE: Final = ord("\\")
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in EVENTS_BY_KIND.items()}
 
@@ -25,7 +26,8 @@ def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
         facts = _ENCODER.encode(event)
     except UnicodeEncodeError:
         facts = b"\\u0000"
-    if facts.find(b"\\u0000") < 0:  # Not `in`: for bytes that raises an error inside, and drops it.
+    # Not `in` for several bytes: that raises an error inside, and drops it.
+    if _ESCAPE not in facts or facts.find(b"\\u0000") < 0:
         return event, facts
     facts = _ENCODER.encode(_clean_value(msgspec.to_builtins(event)))
     return _DECODERS[event.KIND].decode(facts), facts
