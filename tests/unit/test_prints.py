@@ -53,6 +53,22 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
     assert sorted(printed) == [f"beside {SECRET}", "called [redacted:TOKEN]", "left [redacted:TOKEN]"]
 
 
+def test_what_a_thread_prints_just_as_the_call_ends_is_masked_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    ends: list[MaskedPrints] = []
+
+    def make() -> StreamRedactor:
+        for call in ends:
+            call.__exit__(None, None, None)
+        return MASK()
+
+    with install_print_masks():
+        call = MaskedPrints(make)
+        call.__enter__()
+        ends.append(call)
+        sys.stdout.write(f"the thread has {SECRET}")
+    assert capsys.readouterr().out == "the thread has [redacted:TOKEN]"
+
+
 def test_a_call_that_asks_for_what_it_printed_to_be_shown_has_it_shown_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -244,21 +244,17 @@ class MaskedPrints:
         self._lock = threading.Lock()
         self._masks: dict[int, tuple[TextIO, PrintMask]] = {}
         self._over = False
-        self._token: Token[MaskedPrints | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _CALL.set(self)
+        self._token: Token[MaskedPrints | None] = _CALL.set(self)
 
-    def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            _CALL.reset(self._token)
-        with self._lock:
-            self._over = True
-            for stream, mask in self._masks.values():
-                # A terminal that is gone is no failure of the call.
-                with suppress(OSError, ValueError):
-                    stream.write(mask.finish())
-                    stream.flush()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        _CALL.reset(self._token)
+        self._over = True
+        # Most calls print nothing. A thread that is about to looks once more whether the call is over.
+        if self._masks:
+            with self._lock:
+                self._finish()
 
     def write(self, stream: TextIO, text: str) -> None:
         with self._lock:
@@ -268,6 +264,8 @@ class MaskedPrints:
                 return
             _, mask = self._masks.setdefault(id(stream), (stream, self._make()))
             stream.write(mask.feed(text))
+            if self._over:
+                self._finish()
 
     def flush(self, stream: TextIO) -> None:
         with self._lock:
@@ -275,6 +273,14 @@ class MaskedPrints:
             if mask is not None:
                 stream.write(mask.finish())
             stream.flush()
+
+    def _finish(self) -> None:
+        while self._masks:
+            _, (stream, mask) = self._masks.popitem()
+            # A terminal that is gone is no failure of the call.
+            with suppress(OSError, ValueError):
+                stream.write(mask.finish())
+                stream.flush()
 
     def masked(self, text: str) -> str:
         mask = self._make()
