@@ -29,7 +29,7 @@ from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean, to_body
-from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
+from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import PriceTable, runs_locally
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.approvals import digest_approval, matches_rule, pins_places, read_standing_rule
@@ -322,7 +322,7 @@ def prepare_call(
             staged = alone and call.stage == "may" and brake.can_wait(call.tool)
             untrusted = STAGED if staged else untrusted
             approval = _add_flaws(standing, approval, brake, call.tool, flaws)
-    unfit = _find_missing_secret(standing, arguments) if arguments.canonical.find(b"${") >= 0 else None
+    unfit = _find_missing_secret(standing, arguments) if DOLLAR in arguments.canonical else None
     if unfit is None and standing.anonymize is not None:
         unfit = _find_unknown_placeholder(arguments)
     own: dict[str, Any] = {}

@@ -11,7 +11,7 @@ the model. It is no security control: the call passes the same brakes with or wi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
 from halter.core.text import clean, from_body, shorten, to_body
 from halter.core.tools import (
+    DOLLAR,
     EffectStatus,
     Failed,
     Permit,
@@ -38,7 +39,6 @@ from halter.core.tools import (
     Unstoppable,
     Valid,
     find_secret_names,
-    has_no_caps,
 )
 from halter.core.vocabulary import Outcome
 from halter.guard.approvals import Question, ask_question
@@ -242,7 +242,7 @@ class NeedsPerson(msgspec.Struct, frozen=True):
 class ToolAction(msgspec.Struct, frozen=True):
     """A tool with all it needs to run, and the scopes whose halt stops it.
 
-    With `goes_on` the outcome may be written with what follows.
+    With `goes_on` the outcome may be written with what follows. The `ledger` knows what is left of what `spends` it.
     """
 
     tool: Tool
@@ -251,7 +251,13 @@ class ToolAction(msgspec.Struct, frozen=True):
     scopes: tuple[str, ...]
     timeout: int
     goes_on: bool = False
-    near_budget: Callable[[], Awaitable[bool]] = has_no_caps
+    ledger: Ledger | None = None
+    spends: SessionContext | None = None
+
+    async def near_budget(self) -> bool:
+        if self.ledger is None or self.spends is None:
+            return False
+        return await self.ledger.near_budget(self.spends.whole_caps, self.spends.spender)
 
 
 class _PreparedLook(NamedTuple):
@@ -296,7 +302,7 @@ class ToolDoor:
         self._clock = clock
         self._ledger = ledger
         self._redact = redact
-        self._prints = partial(MaskedPrints, print_mask or partial(WholeTextMask, redact))
+        self._print_mask = print_mask or partial(WholeTextMask, redact)
         self._patience = patience
         self._halts = halts or HaltWatch(store, clock)
         self._secrets = secrets
@@ -324,7 +330,7 @@ class ToolDoor:
                 # No digest covers a prediction: the person who decides does not agree to it.
                 need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
                 asked = msgspec.structs.replace(asked, approval=need)
-        act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
+        act = self.act(standing, prepared.tool, prepared.arguments, call)
         answer = await self.guarded_tool_call(lease, asked, act, attempt, call.brake, now)
         if predicted is None:
             return answer
@@ -378,7 +384,7 @@ class ToolDoor:
             prepared = await self._prepared(standing, call, tool)
             if not prepared.asked.only_looks:
                 return await self.call(lease, standing, call, tools)
-            act = self.act(standing, prepared.tool, prepared.arguments, call.at_most)
+            act = self.act(standing, prepared.tool, prepared.arguments, call)
             known = self._looked_at[again] = _PreparedLook(standing, tool, prepared.asked, act)
         asked = msgspec.structs.replace(known.asked, call=call.id, now=self._clock.now())
         return await self.guarded_look(asked, known.act)
@@ -474,7 +480,7 @@ class ToolDoor:
         permit = Permit(flight.id, self._clock.now() + timeout, act.secrets, act.near_budget)
         try:
             async with asyncio.timeout(timeout / SECOND):
-                with self._prints():
+                with MaskedPrints(self._print_mask):
                     return await act.tool.check(act.arguments, permit)
         except (ToolError, TimeoutError):
             return "unknown"
@@ -503,29 +509,21 @@ class ToolDoor:
         return await read_body(self._store, stored)
 
     def act(
-        self,
-        standing: SessionContext,
-        tool: Tool | None,
-        arguments: Valid | None,
-        at_most: int | None = None,
-        *,
-        goes_on: bool = False,
+        self, standing: SessionContext, tool: Tool | None, arguments: Valid | None, call: Call | None = None
     ) -> ToolAction | None:
         """Bundle what a call needs to run, with only the secrets that it refers to."""
         if tool is None or arguments is None:
             return None
         secrets = NO_VALUES
-        if arguments.canonical.find(b"${") >= 0:
+        if DOLLAR in arguments.canonical:
             names = find_secret_names(arguments.canonical)
             if not names <= standing.secrets:
                 return None
             secrets = {name: self._secrets.value(name) for name in names}
-        timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
-
-        def near_budget() -> Awaitable[bool]:
-            return self._ledger.near_budget(standing.whole_caps, standing.spender)
-
-        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, near_budget)
+        timeout, goes_on = tool.spec.timeout, False
+        if call is not None:
+            timeout, goes_on = timeout if call.at_most is None else min(timeout, call.at_most), call.goes_on
+        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, self._ledger, standing)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
@@ -558,7 +556,7 @@ class ToolDoor:
                 truth = _result_after_stop(cut.left, stopped, unsure=cut.twice)
                 await run_shielded(self._settle(lease, flight, truth, began))
                 raise
-            return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
+            return await self._settle(lease, flight, truth, began, act)
         finally:
             ended = self._acting.pop(flight.id)
             if ended is not None:
@@ -567,7 +565,7 @@ class ToolDoor:
     async def _run(self, act: ToolAction, permit: Permit, name: str) -> ActualResult:
         """Run a tool, with its prints masked; how it ended is a value, unless the session was cancelled."""
         try:
-            with self._prints():
+            with MaskedPrints(self._print_mask):
                 output = await self._halts.run(act.tool.run(act.arguments, permit), act.scopes, act.timeout, name)
         except Stopped as stop:
             return _result_after_stop(stop.left, self._failed(stop.outcome, str(stop)))
@@ -591,11 +589,12 @@ class ToolDoor:
         return ActualResult(outcome, body=body, error=self._redact(error)[:LONGEST_ERROR])
 
     async def _settle(
-        self, lease: Lease, flight: InFlight, truth: ActualResult, began: int, *, goes_on: bool = False
+        self, lease: Lease, flight: InFlight, truth: ActualResult, began: int, act: ToolAction | None = None
     ) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
         if took or flight.audited:
             truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
+        goes_on = act is not None and act.goes_on
         settled = self._ledger.defer_settlement(lease, flight, truth) if goes_on else None
         if settled is None:
             settled = await self._ledger.settle(lease, flight, truth)

@@ -53,6 +53,7 @@ from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
 from halter.core.text import reject_unknown_options
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
+    DOLLAR,
     LEVELS,
     DeclaredParts,
     Effect,
@@ -308,7 +309,7 @@ class FunctionTool:
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
         given = self._arguments
-        plain = not given.adds and arguments.canonical.find(b"${") < 0
+        plain = not given.adds and DOLLAR not in arguments.canonical
         filled = arguments.values if plain else self._filled(arguments, permit)
         if self._awaited:
             return to_output(await _await_call(function, filled), self._max_output)
