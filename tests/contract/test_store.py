@@ -1,6 +1,7 @@
 """What every store promises of writes and of the rows and events they leave."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -319,6 +320,24 @@ async def test_who_follows_the_changes_hears_what_matters_and_nothing_else(store
 async def test_growth_is_hinted_within_the_process(store: JournalStore) -> None:
     change = await one_change(store, lambda _: True, lambda number: store.commit(note(f"key {number}")))
     assert change.stream in (FLEET, "*")
+
+
+async def test_a_stream_that_grew_by_several_events_is_hinted_once_by_the_first_of_them(store: JournalStore) -> None:
+    heard: Counter[Change] = Counter()
+
+    async def follow() -> None:
+        async for change in store.changes(lambda change: change.stream != EVERY_STREAM):
+            heard[change] += 1
+
+    await store.commit(note("before"))
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    drafts = [Draft(incident("a")), Draft(incident("b")), Draft(incident("c"), stream=ONE), Draft(incident("d"))]
+    await store.commit(Write(FLEET, "many", lambda _: drafts, others=[ONE]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    following.cancel()
+    assert heard == {Change(FLEET, 2): 1, Change(ONE, 1): 1}
 
 
 async def test_growth_is_hinted_by_other_processes(shared_place: "Place") -> None:

@@ -559,9 +559,10 @@ class _Journal:
             self._busy = False
 
     def _hint(self, answers: Sequence[Committed]) -> None:
-        """Tell the followers what was written, however much it is, at once."""
+        """Tell the followers, all at once, of each stream that grew, with the first of its new events."""
         if self._followers:
-            self._tell([Change(event.stream, event.seq) for answer in answers for event in answer.fresh()])
+            grown = {event.stream: event.seq for answer in reversed(answers) for event in reversed(answer.fresh())}
+            self._tell([Change(*each) for each in reversed(grown.items())])
 
     def _tell(self, changes: Sequence[Change]) -> None:
         for follower, matters in self._followers.items() if changes else ():
