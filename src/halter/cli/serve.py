@@ -410,12 +410,11 @@ async def _work(
             await run_until_first([runs.run(folders), shows.follow(_news(committed, bus)), *map(_run_beside, beside)])
 
 
-async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[FeedItem]:
+async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[Sequence[FeedItem]]:
     """Yield what this process commits: each worker's log is its own."""
     async with aclosing(committed.batches()) as batches:
         async for events in batches:
-            for stored in events:
-                yield await bus.named(stored)
+            yield await bus.all_named(events)
 
 
 async def _run_beside(job: "Job") -> None:

@@ -1,6 +1,6 @@
 """`halter up`, `on` and `off`: autonomous agents."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
 from functools import partial
@@ -22,7 +22,6 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
 from halter.cli.output import (
     answer_json,
-    encode_json_line,
     render_sentence,
     say,
     warn,
@@ -31,6 +30,7 @@ from halter.cli.terminal import Printer
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, session_of
+from halter.core.public_json import encode_public_lines
 from halter.core.text import format_count, join_names
 from halter.present.events import WARNING_STYLE, EventLines, StyledLine
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, read_stream_heads, serialize_feed_item
@@ -122,9 +122,15 @@ async def run_and_show(
         ours = number.isdecimal() and (runs.has(name) or runs.has(name.partition(".")[0]))
         return ours or runs.has(agent)
 
-    acts = [lambda: runs.run(folders), lambda: shows.follow(bus.listen(seen, wanted))]
+    acts = [lambda: runs.run(folders), lambda: shows.follow(_each_alone(bus.listen(seen, wanted)))]
     with trace_agents(app, store, lambda told: shows.report("traces", told), runs.has, seen) as tracing:
         await run_together([*acts, *tracing])
+
+
+async def _each_alone(items: AsyncGenerator[FeedItem]) -> AsyncGenerator[Sequence[FeedItem]]:
+    async with aclosing(items):
+        async for item in items:
+            yield (item,)
 
 
 class FeedPrinter:
@@ -140,20 +146,21 @@ class FeedPrinter:
         """Show a sentence about an agent; without one, about an unusable folder or store."""
         now = self._clock.now()
         if self._as_json:
-            self._put_json({"name": "told", "at": now, "agent": agent, "sentence": sentence})
+            self._put_json([{"name": "told", "at": now, "agent": agent, "sentence": sentence}])
         elif agent:
             self._put(StyledLine(self._view.placed(now, agent, sentence)))
         else:
             warn(sentence, "red")
 
-    async def follow(self, items: AsyncGenerator[FeedItem]) -> None:
-        """Show one item after the other, as fast as they are written."""
-        async with aclosing(items):
-            async for item in items:
+    async def follow(self, news: AsyncGenerator[Sequence[FeedItem]]) -> None:
+        """Show some items after the other, as fast as they are written."""
+        async with aclosing(news):
+            async for items in news:
                 if self._as_json:
-                    self._put_json(serialize_feed_item(item))
+                    self._put_json(map(serialize_feed_item, items))
                 else:
-                    self._show(item)
+                    for item in items:
+                        self._show(item)
                 if self._printer.is_full:
                     await self._printer.room()
 
@@ -169,8 +176,8 @@ class FeedPrinter:
             case FeedGap() | LiveUpdate():
                 pass
 
-    def _put_json(self, value: Mapping[str, Any]) -> None:
-        self._printer.put(encode_json_line(value).decode())
+    def _put_json(self, values: Iterable[Mapping[str, Any]]) -> None:
+        self._printer.put(encode_public_lines(values).decode())
 
     def _put(self, line: StyledLine | None) -> None:
         if line is not None:

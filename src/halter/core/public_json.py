@@ -4,6 +4,7 @@ Money is dollars there, as numbers: a public value holds it as a Decimal, so no 
 journal keeps is written by `core.codec`.
 """
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final, cast
 
@@ -15,6 +16,11 @@ _PUBLIC_ENCODER: Final = msgspec.json.Encoder(enc_hook=str, decimal_format="numb
 def encode_public_json(value: object) -> bytes:
     """Encode a value. Raises UnicodeEncodeError for a lone surrogate."""
     return _PUBLIC_ENCODER.encode(value)
+
+
+def encode_public_lines(values: Iterable[object]) -> bytes:
+    """Encode each value on a line of its own."""
+    return _PUBLIC_ENCODER.encode_lines(values)
 
 
 def to_public_builtins(value: object) -> Any:

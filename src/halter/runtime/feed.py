@@ -144,6 +144,8 @@ async def read_stream_heads(store: Store) -> list[tuple[StreamId, int]]:
 
 MAX_PENDING_ITEMS: Final = 1000
 """Most events, and most live updates, that wait for a listener."""
+MAX_BATCH: Final = 64
+"""Most events of its own commits that a process takes up at a time."""
 KINDS_KEPT: Final = 10_000
 
 
@@ -281,6 +283,13 @@ class Bus:
                     yield await self.named(stored)
                 after = page[-1].seq if page else part.through
 
+    async def all_named(self, events: Sequence[Stored]) -> list[FeedEvent]:
+        """Names each event; the names of most depend on nothing else."""
+        return [
+            await self.named(stored) if type(stored.event) in _RENAMED else FeedEvent(stored.kind, stored)
+            for stored in events
+        ]
+
     async def named(self, stored: Stored) -> FeedEvent:
         """Names an event, which may depend on its session."""
         if type(stored.event) not in _RENAMED:
@@ -385,7 +394,7 @@ class CommitObserver:
             self._came.clear()
             while self._waiting:
                 # Another thread may add some meanwhile.
-                yield [self._waiting.popleft() for _ in range(len(self._waiting))]
+                yield [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
             if self._closed:
                 return
 
