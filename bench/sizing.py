@@ -175,7 +175,7 @@ agent that only sleeps costs its rows, and nothing else: no memory, and no CPU.
   process, and Python runs on one core)
 - disk a day = steps a second × bytes kept × 86,400; the log is written and then reused, or archived
 
-What a model takes to answer costs no CPU: a worker waits for a hundred of them at once (`--concurrency`).
+What a model takes to answer costs no CPU: a worker waits for two hundred of them at once (`--concurrency`).
 
 ## Worked out
 

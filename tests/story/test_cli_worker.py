@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +19,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from halter.cli import serve
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
+from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY
 from halter.journal.open import open_engine
 from halter_drills.chaos import SKEWED
 from tests.story.cables import Cable
@@ -408,3 +411,7 @@ def test_no_more_tasks_of_an_agent_are_awake_on_all_workers_than_its_file_says(a
     ada.until(lambda: len(ada.events("session_ended")) == 8)
     assert [worker.drains() for worker in workers] == [0, 0]
     assert most_at_once(ada) == 2
+
+
+def test_a_worker_runs_as_many_sessions_at_once_as_a_dispatcher_does_by_itself() -> None:
+    assert signature(serve.worker).parameters["concurrency"].default == DEFAULT_CONCURRENCY

@@ -313,7 +313,7 @@ def worker(
     *,
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, help="How many sessions run here at once.")
-    ] = 100,
+    ] = 200,
     drain: Annotated[
         str, typer.Option("--drain", metavar="TIME", help="How long running turns may take to finish at the end.")
     ] = "30s",

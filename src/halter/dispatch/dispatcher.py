@@ -339,15 +339,15 @@ async def quarantine_session(store: Store, lease: Lease, failures: int, error: s
     return bool((await store.commit(msgspec.structs.replace(rest, decide=decide))).events)
 
 
-EMBEDDED_CONCURRENCY: Final = 200
-"""How many sessions are awake at once, without residents."""
+DEFAULT_CONCURRENCY: Final = 200
+"""How many sessions are awake at once in one process, without residents."""
 
 
 class EmbeddedDispatcher:
     """Runs the sessions of some agents in this process."""
 
     def __init__(
-        self, sessions: Sessions, agents: Callable[[], AgentConcurrency], together: int = EMBEDDED_CONCURRENCY
+        self, sessions: Sessions, agents: Callable[[], AgentConcurrency], together: int = DEFAULT_CONCURRENCY
     ) -> None:
         self._sessions = sessions
         self._agents = agents
@@ -366,8 +366,6 @@ class EmbeddedDispatcher:
             await self._sessions.claim(room, self._agents())
 
 
-DEFAULT_CONCURRENCY: Final = 100
-"""How many sessions are awake at once in one worker, without residents."""
 CLAIMED_AT_ONCE: Final = 16
 """How many sessions a worker claims in one transaction: workers that claim at the same time share what is due."""
 TICKETS_AT_ONCE: Final = 4

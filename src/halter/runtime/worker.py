@@ -22,8 +22,8 @@ from halter.core.rows import SessionRow, WorkerInfo, WorkerRow
 from halter.core.text import format_count
 from halter.core.tools import DEFAULT_TOOL_TIMEOUT
 from halter.dispatch.dispatcher import (
+    DEFAULT_CONCURRENCY,
     DUE_POLLING_INTERVAL,
-    EMBEDDED_CONCURRENCY,
     EmbeddedDispatcher,
     Sessions,
     find_version_in_force,
@@ -228,8 +228,8 @@ class DispatchMode:
 def make_embedded_mode(kind: str = "up") -> DispatchMode:
     return DispatchMode(
         kind,
-        lambda sessions, agents, _: EmbeddedDispatcher(sessions, agents, EMBEDDED_CONCURRENCY),
-        EMBEDDED_CONCURRENCY,
+        lambda sessions, agents, _: EmbeddedDispatcher(sessions, agents, DEFAULT_CONCURRENCY),
+        DEFAULT_CONCURRENCY,
     )
 
 
