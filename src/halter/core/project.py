@@ -338,8 +338,12 @@ def _call_settled(event: ev.CallSettled, place: EventPlace, known: MutableRows) 
         _settle_audit(event, place, known)
 
 
-def _project_channel_event(event: ev.ChannelEvent, place: EventPlace, known: MutableRows) -> None:
-    """A channel is folded from its stream; it has no rows."""
+def _project_nothing(event: ev.ChannelEvent | ev.TurnEnded, place: EventPlace, known: MutableRows) -> None:
+    """A channel is folded from its stream, and the end of a turn says nothing of its session: they have no rows."""
+
+
+def _turn_started(event: ev.TurnStarted, place: EventPlace, known: MutableRows) -> None:
+    known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
 
 
 def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
@@ -347,15 +351,9 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
         case ev.CallRefused():
             # Refused calls of any level are audited.
             known.put(_make_audit_row(event, place, known, event.outcome, settled_seq=place.seq))
-        case ev.SessionStarted():
-            _session_started(event, place, known)
         case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
             known.put(_move_session(event, place, known))
             _move_outage(event, place, known)
-        case ev.SessionEnded():
-            _session_ended(event, place, known)
-        case ev.TurnStarted():
-            known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
         case ev.WakePosted():
             known.put(_wake_posted(event, place, known))
         case (
@@ -364,7 +362,6 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
             | ev.RequestRefused()
             | ev.MessageAdded()
             | ev.ContextCut()
-            | ev.TurnEnded()
             | ev.HotStateSeen()
             | ev.TurnSkipped()
             | ev.GuardrailTriggered()
@@ -381,8 +378,10 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
             pass
         case ev.PersonSignedOn() | ev.SignOnRefused():
             known.put(_audit_sign_on(event, place))
+        case ev.SessionStarted() | ev.SessionEnded() | ev.TurnStarted() | ev.TurnEnded():
+            pass  # By functions of their own, as these:
         case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
-            pass  # By functions of their own.
+            pass
         case _:
             _project_statement(event, place, known)
 
@@ -744,12 +743,15 @@ def _make_shared_key(scope: str, window: str, unit: Unit) -> RowKey:
 
 
 _PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {
+    ev.SessionStarted: _session_started,
+    ev.SessionEnded: _session_ended,
+    ev.TurnStarted: _turn_started,
     ev.RequestStarted: _request_started,
     ev.RequestSettled: _request_settled,
     ev.CallStarted: _call_started,
     ev.CallSettled: _call_settled,
     **dict.fromkeys(get_args(ev.TriggerEvent), project_trigger_event),
     **dict.fromkeys(get_args(ev.ArtifactEvent), project_artifact_event),
-    **dict.fromkeys(get_args(ev.ChannelEvent), _project_channel_event),
+    **dict.fromkeys((ev.TurnEnded, *get_args(ev.ChannelEvent)), _project_nothing),
 }
 """The kinds of events that have a function of their own; all others are a session's."""

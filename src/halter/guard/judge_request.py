@@ -144,16 +144,15 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
     # The smallest amount touches every account.
     legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
-    fleet = any(leg.scope == FLEET for leg in legs)
     own = session_stream(spender.session)
-    above = _share_rows(tuple(list_budget_rows([leg for leg in legs if leg.scope != own])))
+    above, fleet = _list_rows_above(tuple([leg for leg in legs if leg.scope != own]))
     return HoldTerms(legs, above, first_window_end(legs), fleet)
 
 
 @lru_cache(maxsize=256)
-def _share_rows(rows: tuple[RowKey, ...]) -> tuple[RowKey, ...]:
-    """One and the same tuple for all sessions that have it."""
-    return rows
+def _list_rows_above(legs: tuple[Leg, ...]) -> tuple[tuple[RowKey, ...], bool]:
+    """The rows of accounts above a session, the same for all sessions of an agent, and whether the fleet's is one."""
+    return tuple(list_budget_rows(legs)), any(leg.scope == FLEET for leg in legs)
 
 
 def list_request_rows(asking: RequestAttempt) -> tuple[RowKey, ...]:
