@@ -222,23 +222,11 @@ def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -
     return ToolTerms(spec, quarter, rule, base.flaw, needs_risk_assessment(rule), asks, base)
 
 
-class ModelTerms(msgspec.Struct, frozen=True):
-    """What requests to one model have in common in all sessions of an agent, and what it was worked out from.
-
-    `base` is an attempt without what is its own or its session's. From a `local` model nothing is hidden: what it is
-    sent stays here.
-    """
-
-    source: tuple[Model, PriceTable, int, str, Caps, Mapping[str, RateLimit]]
-    quarter: int
-    base: RequestAttempt
-    local: bool
-
-
 class RequestTerms(msgspec.Struct, frozen=True):
     """What a session's requests to one model have in common while its context and the windows stay.
 
-    `base`, which the sessions of an agent share, lacks the `spender`, what is `kept`, and where an amount is held.
+    `base` is an attempt without what is its own or its session's. From a `local` model nothing is hidden: what it is
+    sent stays here.
     """
 
     model: Model
@@ -253,9 +241,9 @@ class RequestTerms(msgspec.Struct, frozen=True):
 def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
     policy, caps, spender = standing.policy, standing.caps, standing.spender
     source = (model, prices, quarter, standing.agent, caps, standing.rates)
-    # Cached with the policy that it follows from.
-    shared: ModelTerms | None = vars(policy).get("model_terms")
-    if shared is None or shared.source != source:
+    # Cached with the policy that it follows from, for all sessions of the agent.
+    shared: tuple[object, int, RequestAttempt, bool] | None = vars(policy).get("request_terms")
+    if shared is None or shared[0] != source:
         name = str(model.name)
         base = RequestAttempt(
             request="",
@@ -271,10 +259,8 @@ def compile_request_terms(standing: SessionContext, model: Model, prices: PriceT
             observe=policy.observe,
             paces=find_rate_limits(standing.rates, name),
         )
-        shared = ModelTerms(source, quarter, base, runs_locally(model.name, model.base_url))
-        vars(policy)["model_terms"] = shared
-    hold = compile_hold_terms(caps, spender, quarter)
-    return RequestTerms(model, shared.quarter, shared.base, shared.local, spender, standing.kept, hold)
+        shared = vars(policy)["request_terms"] = (source, quarter, base, runs_locally(model.name, model.base_url))
+    return RequestTerms(model, *shared[1:], spender, standing.kept, compile_hold_terms(caps, spender, quarter))
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:

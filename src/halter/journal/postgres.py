@@ -343,7 +343,8 @@ class PostgresEngine:
             raise Busy
         self._unsaved = None
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
-        tables, requests = list[type[Row]](), [self._named("begin")]
+        tables: list[type[Row]] = []
+        requests = [self._named("begin")]
         for table, wanted in _group_by_table(rows):
             statement = make_batch_statements(table)
             tables.append(table)
@@ -414,13 +415,13 @@ class PostgresEngine:
         return self.look([StreamPage(stream, after, limit)])[0]
 
     def look(self, questions: Sequence[Question]) -> list[Sequence[Any]]:
-        requests = list[Request]()
+        requests: list[Request] = []
         for each in questions:
             if isinstance(each, NamedQuery):
                 requests.append(_make_request("queries.sql", each.name, each.params))
             else:
                 requests.append(self._named("read", stream=each.stream, after=each.after, limit=each.limit))
-        answers = list[Sequence[Any]]()
+        answers: list[Sequence[Any]] = []
         for question, (statement, _), rows in zip(questions, requests, self._reader.run(requests), strict=True):
             if isinstance(question, NamedQuery):
                 names = self._reader.columns[statement]
@@ -651,7 +652,7 @@ class PostgresEngine:
 
 
 def _list_inserts(rows: Sequence[Row]) -> list[Request]:
-    requests = list[Request]()
+    requests: list[Request] = []
     for table, alike in groupby(rows, type):
         statement = make_batch_statements(table)
         requests.append((statement.insert, encode_columns(statement.kinds, map(msgspec.structs.astuple, alike))))

@@ -429,7 +429,8 @@ class SqliteEngine:
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         """Take the file's write lock, waiting for other processes if `wait`: it covers all rows."""
         self._lock(wait=wait)
-        known, postponed = self._known, set[RowKey]()
+        known = self._known
+        postponed: set[RowKey] = set()
         try:
             loaded = known.load(keys, postponed if writes and not self._looks_first else None)
             repeats = writes and known.may_repeat(keys, writes)

@@ -317,7 +317,7 @@ class Transcript:
     __slots__ = ("_as_text", "audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
 
     def __init__(self) -> None:
-        self.messages = list[Message]()
+        self.messages: list[Message] = []
         self.cut: Cut | None = None
         self.marker: Text | None = None
         self.task = 0

@@ -826,7 +826,8 @@ class SessionRuntime:
         self, key: str, happened: Sequence[tuple[ev.AnyEvent, bytes | None]], *, goes_on: bool = False
     ) -> None:
         """Record several events at once; where the session `goes_on`, with what follows."""
-        drafts, rows = list[Draft](), list[RowKey]()
+        drafts: list[Draft] = []
+        rows: list[RowKey] = []
         for event, body in happened:
             drafts.append(Draft(event, *await offload_body(self._store, body)))
             rows += rows_of_event(event)
