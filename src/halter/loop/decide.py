@@ -9,6 +9,7 @@ the same thing again, a changed result is progress, and a turn after a chosen sl
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from typing import Any, Final, final
@@ -457,6 +458,7 @@ def describe_last_stop(sentence: str) -> str:
     return f"Your last turn was stopped: {sentence}"
 
 
+@lru_cache(maxsize=1024)
 def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
     if usd is None:
         return "" if tokens is None else f"Left to spend: {max(tokens, 0):,} tokens."

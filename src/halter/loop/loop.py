@@ -382,14 +382,11 @@ class TurnLoop:
     async def _act(self, calls: Sequence[ToolCall], now: int) -> int:
         """Make the calls without a result: each group concurrently, one group after the other. Return the time then."""
         recalled, timeout = self._recalled, self.rules.timeout
-        missing = [call for call in calls if call.id not in recalled.done] if recalled.done else list(calls)
-        for _, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
+        for group in (calls,) if len(calls) == 1 and not recalled.done else self._list_groups(calls):
             left = timeout - recalled.turn.time_worked(now) if timeout else None
             if left is not None and left <= 0:
                 return now
-            members = list(together)
-            if self.rules.max_actions_per_minute:
-                members = await self._allowed(members)
+            members = await self._allowed(group) if self.rules.max_actions_per_minute else group
             if not members:
                 continue
             if not self._away:
@@ -402,7 +399,11 @@ class TurnLoop:
         recalled.acted(now)
         return now
 
-    async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
+    def _list_groups(self, calls: Sequence[ToolCall]) -> list[Sequence[ToolCall]]:
+        missing = [call for call in calls if call.id not in self._recalled.done]
+        return [list(together) for _, together in groupby(missing, key=attrgetter("group"))]
+
+    async def _allowed(self, calls: Sequence[ToolCall]) -> Sequence[ToolCall]:
         """Refuse calls beyond an autonomous agent's actions per minute."""
         now, most = self._clock.now(), self.rules.max_actions_per_minute
         room = count_allowed_calls(self._recalled.actions, now, most)
@@ -441,13 +442,16 @@ class TurnLoop:
                 if answer.outcome == "ok" and call.tool.startswith(decide.HAND_OFF):
                     self._watching.said(answer.text, 0)
 
-    def _make_calls(self, members: list[ToolCall], calls: Sequence[ToolCall], at_most: int | None) -> list[Call]:
-        """Make those of a group that are left; one that was never alone has its group's name."""
+    def _make_calls(self, members: Sequence[ToolCall], calls: Sequence[ToolCall], at_most: int | None) -> list[Call]:
+        """Make the calls of a group that are left. One that had company when it was asked for has its group's name."""
         name, group, turn = "", members[0].group, self._recalled.turn
         if len(calls) > 1 and sum(call.group == group for call in calls) > 1:
             name = f"{self._session}.t{turn.number}_{turn.steps}_{group}"
-        goes_on = len(members) == 1 and self._away
-        return [self._call(call, name, at_most, goes_on=goes_on) for call in members]
+        goes_on, made = len(members) == 1 and self._away, list[Call]()
+        for call in members:
+            one = self._call(call, name, at_most, goes_on=goes_on)
+            made.append(one)
+        return made
 
     def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
         return Call(

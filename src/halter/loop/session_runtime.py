@@ -204,8 +204,10 @@ class SessionRuntime:
         "_rests",
         "_seen",
         "_store",
+        "_tokens",
         "_told",
         "_tools",
+        "_usd",
         "_waits",
         "began",
         "capped",
@@ -217,7 +219,6 @@ class SessionRuntime:
         "past",
         "redacted",
         "rested_at",
-        "spent",
         "standing",
         "state",
         "troubled",
@@ -258,7 +259,7 @@ class SessionRuntime:
         """Called before the session sleeps until the window of a cap is over."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
         self.notes: StepNotes = _LoneNotes()
-        self.spent = _UNREAD.spent
+        self._usd = self._tokens = 0
         self.overrun = False
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
@@ -304,7 +305,7 @@ class SessionRuntime:
         """
         events = list(begun or self.past) or await self.events()
         past = self._recall(events)
-        doubts, self.spent = self._doubts or (), past.spent
+        doubts, self._usd, self._tokens = self._doubts or (), past.spent.usd, past.spent.tokens
         if begun:
             self._asks, self.inbox_head = False, 0
             return events
@@ -318,7 +319,7 @@ class SessionRuntime:
             since = await self.events(past.head)
         events += since
         past = reduce(fold, since, past)
-        self.spent = past.spent
+        self._usd, self._tokens = past.spent.usd, past.spent.tokens
         self.overrun = has_overrun(events)
         return events
 
@@ -511,9 +512,13 @@ class SessionRuntime:
         """Give the session back, even if the caller is cancelled."""
         await run_shielded(self._store.release(self.lease))
 
+    @property
+    def spent(self) -> Charge:
+        return Charge(usd=self._usd, tokens=self._tokens)
+
     def _spend(self, usd: int, tokens: int = 0) -> None:
-        if usd or tokens:
-            self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
+        self._usd += usd
+        self._tokens += tokens
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
@@ -622,7 +627,7 @@ class SessionRuntime:
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
             cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
-        return (None if cap is None else cap - self.spent.usd, None if budget is None else budget - self.spent.tokens)
+        return (None if cap is None else cap - self._usd, None if budget is None else budget - self._tokens)
 
     async def _is_raised(self, cap: ev.CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
