@@ -1,12 +1,13 @@
-"""The garbage collector is set for processes of Halter's own that run sessions, and for no other."""
+"""The garbage collector and the threads' turns are set for processes that run sessions, and for no other."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from halter.cli.command import COLLECTOR_THRESHOLDS, run_with_app
+from halter.cli.command import COLLECTOR_THRESHOLDS, SWITCH_INTERVAL, run_with_app
 from halter.runtime.runtime import Runtime
 
 
@@ -33,3 +34,14 @@ def test_only_a_process_that_runs_sessions_collects_rarely_and_until_it_is_done(
     assert thresholds == COLLECTOR_THRESHOLDS != before
     assert frozen > 0
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+async def turn(_: Runtime) -> float:
+    return sys.getswitchinterval()
+
+
+def test_only_in_a_process_that_runs_sessions_threads_take_turns_less_often_until_it_is_done(tmp_path: Path) -> None:
+    store, before = str(tmp_path / "store.db"), sys.getswitchinterval()
+    assert run_with_app(store, turn, new=True) == before
+    assert run_with_app(store, turn, runs="halter up") == SWITCH_INTERVAL != before
+    assert sys.getswitchinterval() == before
