@@ -211,7 +211,7 @@ def _apply_notification(
 
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
     """The rows that such an event changes, for a write to declare."""
-    if _PROJECTIONS.get(type(event)) not in {project_trigger_event, project_artifact_event}:
+    if PROJECTIONS.get(type(event)) not in {project_trigger_event, project_artifact_event}:
         return ()
     match event:
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
@@ -318,7 +318,7 @@ _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
     """Change the rows as an event says."""
-    _PROJECTIONS.get(type(event), _project_session_event)(event, place, known)
+    PROJECTIONS.get(type(event), project_session_event)(event, place, known)
 
 
 def _request_started(event: ev.RequestStarted, place: EventPlace, known: MutableRows) -> None:
@@ -346,7 +346,7 @@ def _turn_started(event: ev.TurnStarted, place: EventPlace, known: MutableRows) 
     known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
 
 
-def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
+def project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
     match event:
         case ev.CallRefused():
             # Refused calls of any level are audited.
@@ -742,7 +742,7 @@ def _make_shared_key(scope: str, window: str, unit: Unit) -> RowKey:
     return (BudgetRow, (scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit))
 
 
-_PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {
+PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {
     ev.SessionStarted: _session_started,
     ev.SessionEnded: _session_ended,
     ev.TurnStarted: _turn_started,

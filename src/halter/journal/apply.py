@@ -14,10 +14,10 @@ import msgspec
 
 from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
-from halter.core.ids import StreamId, is_inbox, session_of, session_stream
+from halter.core.ids import Digest, StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Lease, Stored, Write
-from halter.core.project import EraseBodies, project_event
+from halter.core.project import PROJECTIONS, EraseBodies, project_session_event
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
 
@@ -48,12 +48,13 @@ NO_BODY: Final = b""
 
 
 class Changes(msgspec.Struct):
-    """What a transaction writes: rows that are new, changed or gone, events, and bodies to erase."""
+    """What a transaction writes: rows that are new, changed or gone, events, the blobs they name, bodies to erase."""
 
     inserts: dict[RowKey, Row] = {}
     updates: dict[RowKey, Row] = {}
     deletes: dict[RowKey, None] = {}
     events: list[Stored] = []
+    blobs: list[Digest] = []
     erasures: list[EraseBodies] = []
 
 
@@ -154,20 +155,25 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     return keys, rows
 
 
-def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fenced: bool = True) -> WriteAnswer:
+def apply_write(
+    write: Write,
+    rows: WorkingSet,
+    salts: Iterator[bytes],
+    fenced: bool = True,  # noqa: FBT001, FBT002  A call by position is cheaper.
+) -> WriteAnswer:
     """Do one write after its `first`; if that is refused, so is this one. A repeated one answers as the first time."""
     first = None
     if write.first is not None:
-        first = apply_write(write.first, rows, salts, fenced=fenced)
+        first = apply_write(write.first, rows, salts, fenced)
         if isinstance(first, LeaseLost):
             return first
     key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events
-    found, before, own, generation = rows.earlier.get(key), len(events), None, 0
+    found, before = rows.earlier.get(key), len(events)
     try:
         if found is not None and (known := _find_repeated(write, found, rows)):
             return Committed(known, repeated=True, first=first)
         if lease is None:
-            drafts = write.decide(rows)
+            own, generation, drafts = None, 0, write.decide(rows)
             for draft in drafts:
                 _refuse_newer_session(draft.stream or write.stream, rows)
         else:
@@ -188,6 +194,8 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
             seq, previous, changed = 1, CHAIN_START, rows.inserts
         else:
             seq, previous, changed = head.head + 1, head.hash, rows.inserts if place in rows.inserts else rows.updates
+        if blob is not None:
+            rows.blobs.append(blob)
         if body is None:
             salt, digest = None, NO_BODY
         else:
@@ -199,7 +207,7 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         stored = Stored(stream, seq, kind, version, at, term, key, blob, facts, body, salt, digest, chained, event)
         events.append(stored)
         loaded[place] = changed[place] = StreamRow(stream, seq, chained, at)
-        project_event(event, stored, rows)
+        PROJECTIONS.get(type(event), project_session_event)(event, stored, rows)
     made = tuple(events[before:])
     if made:
         if (taken := write.takes) is not None and (row := rows.get(SessionRow, taken.session)) is not None:

@@ -482,10 +482,6 @@ UNREFERENCED_BLOB_AGE: Final = DAY
 """Grace period for unreferenced blobs."""
 
 
-def list_named_blobs(events: Iterable[Stored]) -> list[Digest]:
-    return list(dict.fromkeys(event.blob for event in events if event.blob is not None))
-
-
 def describe_missing_blob(digest: str, where: str) -> str:
     return (
         f"The store {where} does not hold the blob {digest}, which an event would name. It was never put, or was "

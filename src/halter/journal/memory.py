@@ -206,9 +206,9 @@ class MemoryEngine:
         """Apply all changes; nothing can fail half-way."""
         inserts, deletes, events = changes.inserts, changes.deletes, changes.events
         rows, listed = self._rows, self._tables
-        for event in events:
-            if event.blob is not None and event.blob not in self._blobs:
-                raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
+        for digest in changes.blobs:
+            if digest not in self._blobs:
+                raise BlobMissing(describe_missing_blob(digest, "in memory"))
         with self._mirroring:
             rows |= changes.updates
             if inserts:

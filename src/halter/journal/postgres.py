@@ -63,7 +63,6 @@ from halter.journal.engine import (
     StreamPage,
     describe_missing_blob,
     list_migrations,
-    list_named_blobs,
     load_queries,
     make_row_statements,
     read_meta_values,
@@ -365,7 +364,7 @@ class PostgresEngine:
 
     def save(self, changes: Changes) -> None:
         """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
-        digests = list_named_blobs(changes.events)
+        digests = list(dict.fromkeys(changes.blobs))
         if digests:
             (missing,) = self._writer.run([self._named("missing_blobs", digests=TextColumn(digests))])
             if missing:

@@ -47,7 +47,6 @@ from halter.journal.engine import (
     StoreView,
     describe_missing_blob,
     list_migrations,
-    list_named_blobs,
     load_queries,
     make_row_statements,
     make_update,
@@ -479,9 +478,9 @@ class SqliteEngine:
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name exist."""
-        if named := list_named_blobs(changes.events):
+        if changes.blobs:
             with self._in_words:
-                for digest in named:
+                for digest in changes.blobs:
                     if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
                         raise BlobMissing(describe_missing_blob(digest, self._path))
         self.write(changes)
