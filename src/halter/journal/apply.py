@@ -155,16 +155,11 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     return keys, rows
 
 
-def apply_write(
-    write: Write,
-    rows: WorkingSet,
-    salts: Iterator[bytes],
-    fenced: bool = True,  # noqa: FBT001, FBT002  A call by position is cheaper.
-) -> WriteAnswer:
+def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fenced: bool = True) -> WriteAnswer:
     """Do one write after its `first`; if that is refused, so is this one. A repeated one answers as the first time."""
     first = None
     if write.first is not None:
-        first = apply_write(write.first, rows, salts, fenced)
+        first = apply_write(write.first, rows, salts, fenced=fenced)
         if isinstance(first, LeaseLost):
             return first
     key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events

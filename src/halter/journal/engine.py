@@ -268,10 +268,17 @@ def make_row_statements(row: type[Row]) -> RowStatements:
     return RowStatements(
         select=f"SELECT {', '.join(columns)} FROM {row.TABLE} WHERE {key}",
         insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
-        update=make_update(row, names[len(row.KEY) :]),
+        update=_make_whole_update(row),
         delete=f"DELETE FROM {row.TABLE} WHERE {key}",
         clear=f"DELETE FROM {row.TABLE}",
     )
+
+
+def _make_whole_update(row: type[Row]) -> str:
+    """The statement that sets all columns but the key: its parameters are the row."""
+    columns = [f'"{name}" = ?{place}' for place, name in enumerate(row.__struct_fields__, 1)]
+    key = len(row.KEY)
+    return f"UPDATE {row.TABLE} SET {', '.join(columns[key:])} WHERE {' AND '.join(columns[:key])}"
 
 
 @cache

@@ -61,6 +61,7 @@ PAGE_BYTES: Final = 2048
 """SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
 
 LOCK_SECONDS: Final = 10.0
+DATA_VERSION: Final = "PRAGMA data_version"
 WAL_POLL_SECONDS: Final = 0.002
 
 
@@ -161,6 +162,15 @@ class ForkSafeConnection(sqlite3.Connection):
             let_fork_pass()
         with self.inside.lock:
             return self._cursor.execute(sql, parameters).fetchall()
+
+    def take_lock(self) -> int:
+        """Begin to write, unless another connection does; return a number that changes when one has committed."""
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            execute = self._cursor.execute
+            execute("BEGIN IMMEDIATE")
+            return execute(DATA_VERSION).fetchone()[0]
 
     def execute_all(self, statements: Iterable[tuple[str, Iterable[Any]]]) -> None:
         """Execute statements that return no rows, each for all of its parameters, under one lock."""
@@ -408,7 +418,9 @@ class SqliteEngine:
         with self._in_words:
             self._connection = self._reader = self._connect(path)
         self._looks_first = False
-        self._known = RowCache(self._row, lambda: self._connection.fetch("PRAGMA data_version")[0][0])
+        self._others_wrote = 0
+        """Changes when another connection has committed; read under the lock."""
+        self._known = RowCache(self._row, lambda: self._others_wrote)
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -448,27 +460,21 @@ class SqliteEngine:
     def _lock(self, *, wait: bool = True) -> None:
         if self._read_only:
             raise make_unwritable_error(self._path)
-        refusal = self._locked()
-        if refusal is None:
-            return
-        for _ in range(round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0):
-            time.sleep(WAL_POLL_SECONDS)
-            refusal = self._locked()
-            if refusal is None:
+        pauses = 0
+        while True:
+            try:
+                self._others_wrote = self._connection.take_lock()
+            except sqlite3.Error as error:
+                if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+                    raise translate_sqlite_error(error, self._path) from error
+                if not wait:
+                    raise Busy from error
+                if pauses >= round(self._lock_seconds / WAL_POLL_SECONDS):
+                    raise translate_sqlite_error(error, self._path) from error
+            else:
                 return
-        raise translate_sqlite_error(refusal, self._path) if wait else Busy from refusal
-
-    def _locked(self) -> sqlite3.Error | None:
-        """Try to take the write lock; return SQLite's error if another process has it."""
-        try:
-            self._connection.fetch("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
-                raise translate_sqlite_error(error, self._path) from error
-            return error
-        except sqlite3.Error as error:
-            raise translate_sqlite_error(error, self._path) from error
-        return None
+            pauses += 1
+            time.sleep(WAL_POLL_SECONDS)
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
@@ -681,7 +687,7 @@ class SqliteEngine:
     def _data_version(self, connection: ForkSafeConnection) -> int:
         """A number that changes when another connection commits."""
         with self._in_words:
-            return connection.query("PRAGMA data_version")[1][0][0]
+            return connection.query(DATA_VERSION)[1][0][0]
 
     def _last_position(self) -> int:
         with self._in_words:
@@ -721,8 +727,8 @@ class SqliteEngine:
     def _transaction(self) -> Generator[Callable[..., sqlite3.Cursor]]:
         """A transaction beside those of writes. Who changes cached rows in it has them dropped."""
         with self._in_words:
-            self._lock()
             try:
+                self._lock()
                 yield self._connection.execute
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -744,7 +750,7 @@ def _group_row_statements(changes: Changes, known: Mapping[RowKey, Row | None]) 
         values = TO_PARAMETERS.get(kind, astuple)(row)
         before = None if kind in WITHOUT_INDEX else known.get(place)
         if before is None:
-            found.setdefault(make_row_statements(kind).update, []).append((*values[len(key) :], *key))
+            found.setdefault(make_row_statements(kind).update, []).append(values)
         elif any(differs := [*map(ne, values, astuple(before))]):
             columns = tuple(compress(kind.__struct_fields__, differs))
             found.setdefault(make_update(kind, columns), []).append((*compress(values, differs), *key))
@@ -791,6 +797,19 @@ TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
 
 def _to_event_parameters(event: Stored) -> tuple[Any, ...]:
     """The columns of an event. sqlite3 searches an adapter for each None and `bytes`: that takes longer than a copy."""
-    *head, blob, facts, body, salt, digest, chained, _ = astuple(event)
-    words = (None, None) if body is None or salt is None else (bytearray(body), bytearray(salt))
-    return (*head, blob or "", bytearray(facts), *words, bytearray(digest), bytearray(chained))
+    body, salt = event.body, event.salt
+    return (
+        event.stream,
+        event.seq,
+        event.kind,
+        event.version,
+        event.at,
+        event.generation,
+        event.key,
+        event.blob or "",
+        bytearray(event.facts),
+        None if body is None else bytearray(body),
+        None if salt is None else bytearray(salt),
+        bytearray(event.digest),
+        bytearray(event.hash),
+    )
