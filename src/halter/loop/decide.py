@@ -265,8 +265,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Take in the result of each call of a step; of several yields the last one counts."""
         active, tried, refused, yielded = self.active, False, False, None
         asked = answered = handed = False
-        for place, call in enumerate(calls):
-            tool, done = call.tool, results[place].outcome == "ok"
+        for result in results:
+            tool, done = result.tool, result.outcome == "ok"
             refused = refused or not done
             if tool not in _VERBS:
                 active = True
@@ -275,7 +275,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 tried, answered = True, answered or done
             elif done:
                 asked = asked or tool == ASK_USER
-                yielded = parse_yield(call.arguments) if tool == YIELD else yielded
+                yielded = _parse_yield_of(calls, result.id) if tool == YIELD else yielded
         printed, newest = fingerprint_step(calls, results), self.prints[-LONGEST_PERIOD:]
         repeats, cut = printed in newest, self.stop == "max_tokens"
         acted = msgspec.structs.replace(
@@ -420,6 +420,10 @@ def parse_yield(arguments: str) -> YieldRequest:
         read = _YieldArguments()
     mode = read.mode if read.mode in ("sleep", "shutdown") else "continue"
     return YieldRequest(mode, round((parse_sleep_seconds(read.sleep) or 0) * SECOND), read.wake_early_if, read.reason)
+
+
+def _parse_yield_of(calls: Sequence[ToolCall], call: str) -> YieldRequest:
+    return parse_yield(next(each.arguments for each in calls if each.id == call))
 
 
 CONTINUE_ANSWER: Final = (

@@ -447,7 +447,8 @@ class TurnLoop:
         name, group, turn = "", members[0].group, self._recalled.turn
         if len(calls) > 1 and sum(call.group == group for call in calls) > 1:
             name = f"{self._session}.t{turn.number}_{turn.steps}_{group}"
-        goes_on, made = len(members) == 1 and self._away, list[Call]()
+        made: list[Call] = []
+        goes_on = len(members) == 1 and self._away
         for call in members:
             one = self._call(call, name, at_most, goes_on=goes_on)
             made.append(one)
