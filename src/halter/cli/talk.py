@@ -516,7 +516,7 @@ async def _attend_session(
 ) -> Any:
     from halter.loop.loop import LoopObserver
     from halter.runtime.sessions import attend_session
-    from halter.tasks.result import build_result
+    from halter.tasks.conversation import build_result
 
     watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned, screen.sleeps)
     came, loop = await attend_session(

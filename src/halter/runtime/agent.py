@@ -40,7 +40,7 @@ from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings
-from halter.tasks.result import Result, build_result, find_accepted_call
+from halter.tasks.result import Result, find_accepted_call
 from halter.tools.answer_form import AnswerForm, Validator
 from halter.tools.function_tool import FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
@@ -566,28 +566,23 @@ class Agent(AgentProgram):
         waits: "WaitListener | None" = None,
     ) -> "Conversation":
         """Takes a session, to be attended here; what its answer streams to is heard while it does."""
-        from halter.loop.loop import NO_OBSERVER
-        from halter.runtime.sessions import claim_session
-
-        agent, watching = context.agent, watching or NO_OBSERVER
-        if watching.listen is not None and agent.mind.streaming is None:
+        agent = context.agent
+        if watching is not None and watching.listen is not None and agent.mind.streaming is None:
             context = replace(context, agent=replace(agent, mind=replace(agent.mind, streaming=True)))
         answer = None if form is None else form.tool
         waits = waits or self._said_of.get("waits", self._log_wait)
-        live = await claim_session(context, begun, watching=watching, waits=waits, answer=answer)
-        return live.conversation
+        return (await begun.claim(context, watching, waits, answer)).conversation
 
     async def _conclude(
         self, conversation: "Conversation", came: "Conclusion", form: "AnswerForm | None"
     ) -> Result[Any]:
         """Returns the result of a session that was attended, with the answer in its form."""
-        from halter.loop.decide import FINAL_ANSWER
-
-        running, loop = conversation.running, conversation.loop
-        near, read_events = await running.near_budget(), await running.read_later()
-        result = build_result(came, loop, running.lease.session, read_events, near_budget=near)
+        result, loop = await conversation.conclude(came), conversation.loop
         if form is None:
             return result
+        # Not before it is needed: an import inside of a function takes as long as a good part of a transaction.
+        from halter.loop.decide import FINAL_ANSWER
+
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
         return replace(result, output=None if arguments is None else await form.read(arguments))
 

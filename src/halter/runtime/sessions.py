@@ -1,7 +1,7 @@
 """Sessions of an agent: started, spoken to, resumed; their handover after a cap, playbooks and sub-sessions."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,6 +153,12 @@ class BegunSession(msgspec.Struct, frozen=True):
         """The row of one that has only begun, as the store has it."""
         event = self.events[0].event if self.events else None
         return make_begun_row(event, self.events[0].at) if isinstance(event, SessionStarted) else None
+
+    def claim(
+        self, context: AgentContext, watching: LoopObserver | None, waits: WaitListener, answer: Tool | None
+    ) -> Coroutine[Any, Any, LiveSession]:
+        """As `claim_session`, for a caller that has not imported it."""
+        return claim_session(context, self, watching=watching or NO_OBSERVER, waits=waits, answer=answer)
 
 
 async def begin_session(

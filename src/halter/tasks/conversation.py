@@ -7,8 +7,9 @@ A task with phases takes one after the other, never back, each with the tools gr
 turn, the session moves to the next phase or to its end. In the review phase judges are asked instead of a turn.
 """
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -25,7 +26,9 @@ from halter.core.vocabulary import END_STATES, State
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
-from halter.loop.session_runtime import SessionRuntime
+from halter.loop.session_runtime import SessionRuntime, find_last_words
+from halter.state.receipt import Receipt, make_receipt
+from halter.tasks.result import GOOD_STATES, Result, find_accepted_call
 
 INTERRUPTED: Final = "A person interrupted the answer."
 
@@ -177,6 +180,12 @@ class Conversation:
         """Gives the session back as it is. A store that cannot be reached takes nothing back: its leases run out."""
         if not isinstance(error, StoreUnavailable):
             await self.running.release()
+
+    async def conclude(self, came: Conclusion) -> Result[Any]:
+        """Returns the result of the session, as it has come to."""
+        running = self.running
+        near, read_events = await running.near_budget(), await running.read_later()
+        return build_result(came, self.loop, running.lease.session, read_events, near_budget=near)
 
     async def interrupt(self) -> Conclusion | None:
         """Ends the open turn after its task was cancelled, and waits for the next message.
@@ -338,6 +347,35 @@ class Conversation:
     async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
         text = from_body(await self.running.said(stored))
         return [Text(text, event.origin, event.trusted, source=event.sender)] if text.strip() else []
+
+
+def build_result(
+    came: Conclusion, loop: TurnLoop, session: str, read_events: Callable[[], Sequence[Stored]], *, near_budget: bool
+) -> Result[Any]:
+    turn, messages = loop.turn, loop.messages
+    text = find_last_words(messages)
+    return Result(
+        session=session,
+        state=came.state,
+        ok=came.state in GOOD_STATES and turn.why not in (*decide.TROUBLED_ENDS, "cancelled"),
+        text=text,
+        output=text,
+        terminal_reason=came.terminal_reason,
+        sentence=came.sentence,
+        question=_find_question(messages) if turn.why == "asked" else "",
+        messages=tuple(messages),
+        near_budget=near_budget,
+        build_receipt=partial(_read_receipt, read_events),
+    )
+
+
+def _read_receipt(read_events: Callable[[], Sequence[Stored]]) -> Receipt:
+    return make_receipt(read_events())
+
+
+def _find_question(messages: Sequence[Message]) -> str:
+    arguments = find_accepted_call(messages, decide.ASK_USER)
+    return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
 
 
 REVIEW_PHASE: Final = "ethics_review"

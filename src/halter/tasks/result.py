@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -11,12 +11,7 @@ from halter.core.errors import HalterError
 from halter.core.messages import Message, ToolCall, ToolResult
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, State
-from halter.state.receipt import Receipt, make_receipt
-
-if TYPE_CHECKING:
-    from halter.core.ports import Stored
-    from halter.loop.loop import TurnLoop
-    from halter.tasks.conversation import Conclusion
+from halter.state.receipt import Receipt
 
 T = TypeVar("T")
 
@@ -90,45 +85,6 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
         if not self.ok:
             raise RunFailed(self)
         return self
-
-
-def build_result(
-    came: "Conclusion",
-    loop: "TurnLoop",
-    session: str,
-    read_events: "Callable[[], Sequence[Stored]]",
-    *,
-    near_budget: bool,
-) -> Result[Any]:
-    from halter.loop.decide import TROUBLED_ENDS
-    from halter.loop.session_runtime import find_last_words
-
-    turn, messages = loop.turn, loop.messages
-    text = find_last_words(messages)
-    return Result(
-        session=session,
-        state=came.state,
-        ok=came.state in GOOD_STATES and turn.why not in (*TROUBLED_ENDS, "cancelled"),
-        text=text,
-        output=text,
-        terminal_reason=came.terminal_reason,
-        sentence=came.sentence,
-        question=_question(messages) if turn.why == "asked" else "",
-        messages=tuple(messages),
-        near_budget=near_budget,
-        build_receipt=partial(_read_receipt, read_events),
-    )
-
-
-def _read_receipt(read_events: "Callable[[], Sequence[Stored]]") -> Receipt:
-    return make_receipt(read_events())
-
-
-def _question(messages: Sequence[Message]) -> str:
-    from halter.loop.decide import ASK_USER
-
-    arguments = find_accepted_call(messages, ASK_USER)
-    return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
 
 
 def find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
