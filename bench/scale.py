@@ -30,7 +30,7 @@ from halter.state import lifecycle
 ROUNDS = 3
 LONG, SHORT = 5, 1
 """Steps in a turn: looking four times and sleeping, or only sleeping."""
-CROWD = 10_000
+CROWD = 20_000
 """How many sessions are due at once: more than can be served while it is measured."""
 WINDOW = 12
 SLEEPERS = 100_000
@@ -117,7 +117,7 @@ class _Server:
     async def _served(self, together: int, steps: int) -> dict[str, float]:
         database, agent = self._fresh(), name_of(steps)
         store = opened(database.url)
-        await asleep(store, agent, dict.fromkeys(range(self._crowd), moment(8 + self._crowd / 1000)))
+        await asleep(store, agent, dict.fromkeys(range(self._crowd), moment(8 + self._crowd / 2000)))
         await store.close()
         with workers(self._home, [steps], database, together) as running:
             await _warm(database, self._crowd + together * DEFAULT_CONCURRENCY)
