@@ -440,6 +440,20 @@ async def test_room_elsewhere_is_offered_once_though_its_tickets_come_to_nothing
     assert len(queue.tickets) == 2
 
 
+async def test_few_tickets_wait_however_much_room_there_is_elsewhere(world: World) -> None:
+    for number in range(3 * CLAIMED_AT_ONCE):
+        await begin(world, f"desk-{number}")
+    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.room_elsewhere, queue = 2 * CLAIMED_AT_ONCE, Noted()
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
+    await world.advance(3 * SECOND)
+    assert len(queue.tickets) == CLAIMED_AT_ONCE
+    for ticket in queue.tickets[:5]:
+        await world.journal.claim(WorkerId("there"), 1, ticket)
+    await world.advance(SECOND)
+    assert len(queue.tickets) == CLAIMED_AT_ONCE + 5
+
+
 async def test_a_ticket_waits_until_there_is_room_for_its_session(world: World) -> None:
     attends = Sleeper(world, takes=10 * SECOND)
     for number in range(2):

@@ -367,7 +367,9 @@ class EmbeddedDispatcher:
 
 
 CLAIMED_AT_ONCE: Final = 16
-"""How many sessions a worker claims in one transaction: workers that claim at the same time share what is due."""
+"""How many sessions a worker claims in one transaction: workers that claim at the same time share what is due.
+
+As many tickets wait at most: workers that have room claim by themselves, too."""
 TICKETS_AT_ONCE: Final = 4
 """How many tickets a worker serves at once; each only until its session is claimed."""
 OFFER_RETRY_DELAY: Final = SECOND // 20
@@ -425,7 +427,8 @@ class DistributedDispatcher:
         if sessions.room(self._concurrency) > 0:
             return 0
         if sessions.room_elsewhere > 0:
-            offer = await sessions.store.offer(sessions.room_elsewhere, agents, self._queue.put)
+            limit = min(sessions.room_elsewhere, CLAIMED_AT_ONCE)
+            offer = await sessions.store.offer(limit, agents, self._queue.put)
             sessions.room_elsewhere -= len(offer.tickets)
             return OFFER_RETRY_DELAY
         # Nothing can be done before a session leaves, which is news.
