@@ -9,6 +9,7 @@ import shlex
 import string
 import struct
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -396,11 +397,20 @@ def test_a_part_that_is_known_to_be_clean_hides_no_other() -> None:
         assert "open-sesame" not in repr(masker.prompt(lease, Prompt(system="one", messages=asked)))
 
 
-def test_the_facts_of_a_prompt_without_any_other_secret_are_masked() -> None:
+@pytest.mark.parametrize("where", ["system", "tools", "facts"])
+def test_what_stands_beside_messages_without_a_secret_is_masked(where: str) -> None:
     masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
-    for door in ("shut", "open-sesame", "open-sesame"):
-        prompt = Prompt(system="one", messages=(make_user_message("go"),), facts={"door": door})
-        assert "open-sesame" not in repr(masker.prompt(lease, prompt))
+    said = [make_user_message(f"message {number}") for number in range(4)]
+    for count, word in enumerate(("shut", "open-sesame", "open-sesame"), start=2):
+        beside: dict[str, Any] = {
+            "system": word,
+            "tools": (ToolSpec(name="look", description=word, schema=b"{}"),),
+            "facts": {"door": word},
+        }
+        prompt = Prompt(messages=tuple(said[:count]), **{where: beside[where]})
+        masked = masker.prompt(lease, prompt)
+        assert "open-sesame" not in repr(masked)
+        assert masked.messages == prompt.messages
 
 
 class Scanned(Redactor):
