@@ -193,14 +193,16 @@ class MemoryEngine:
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         now, known, find = self._clock(), self._by_write, self._rows.get
-        loaded = {key: find(key) for key in keys}
-        return WorkingSet(
-            loaded=loaded,
-            now=now if self._latest <= now else find_latest_time(loaded, now),
-            earlier={}
-            if known.keys().isdisjoint(writes)
-            else {key: self._written(key) for key in writes if key in known},
-        )
+        # Loops in this very frame: it is done for every write, and a comprehension has one of its own.
+        loaded: dict[RowKey, Row | None] = {}
+        for key in keys:
+            loaded[key] = find(key)
+        earlier: dict[str, tuple[Stored, ...]] = {}
+        for name in writes:
+            if name in known:
+                earlier[name] = self._written(name)
+        now = now if self._latest <= now else find_latest_time(loaded, now)
+        return WorkingSet(loaded=loaded, now=now, earlier=earlier)
 
     def save(self, changes: WorkingSet) -> None:
         """Apply all changes; nothing can fail half-way."""
