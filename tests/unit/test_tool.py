@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from hypothesis import given
@@ -165,6 +165,14 @@ def test_what_cannot_be_json_again_is_refused() -> None:
     assert isinstance(anything.validate(b'{"x": null}'), Valid)
     assert isinstance(anything.validate(b'{"x": NaN}'), Invalid)
     assert isinstance(anything.validate(b'{"x": [1e999]}'), Invalid)
+
+
+def test_a_default_that_could_not_be_read_again_is_refused() -> None:
+    def nothing(x: str = cast("str", None)) -> str:
+        return x
+
+    assert isinstance(tool(nothing).validate(b"{}"), Invalid)
+    assert isinstance(tool(nothing).validate(b'{"x": ""}'), Valid)
 
 
 def test_equal_arguments_have_one_canonical_form() -> None:

@@ -125,10 +125,14 @@ class FunctionArguments:
             )
         others = self.adds = (*self._keys, *self.deps, *self.near)
         self._fields = {name: each for name, each in annotations.items() if name not in others}
-        adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
+        signature = inspect.signature(function)
+        adapter = _compile_adapter(tool, self._fields, signature)
         # Without the adapter's own checks of options that are never given.
         self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
         self._plain = _JSON_TYPES.issuperset(self._fields.values())
+        defaults: list[Any] = [signature.parameters[name].default for name in self._fields]
+        plain = all(each is inspect.Parameter.empty or type(each) in _JSON_TYPES for each in defaults)
+        self._has_nulls = not (self._plain and plain)
         self.schema = json.dumps(adapter.json_schema()).encode()
 
     @property
@@ -138,13 +142,16 @@ class FunctionArguments:
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
-            values = self._read(arguments.strip() or b"{}")
+            values = self._read(arguments)
             canonical = _WRITE_PLAIN(values) if self._plain else canonical_json(self._dump(values, mode="json"))
             # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
-            if canonical.find(b"null") >= 0 and self._read(canonical) != values:
+            if self._has_nulls and canonical.find(b"null") >= 0 and self._read(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
             return Valid(values, canonical)
         except self._mistaken as error:
+            bare = arguments.strip() or b"{}"
+            if bare != arguments:
+                return self.validate(bare)
             return Invalid(f"The arguments of {self._tool} do not fit. {_describe_mistakes(error)}")
         except (ValueError, TypeError, RecursionError) as error:
             return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
@@ -312,7 +319,11 @@ class FunctionTool:
         plain = not given.adds and DOLLAR not in arguments.canonical
         filled = arguments.values if plain else self._filled(arguments, permit)
         if self._awaited:
-            return to_output(await _await_call(function, filled), self._max_output)
+            try:
+                result = await function(**filled)
+            except BaseException as error:  # noqa: BLE001 It is raised again, as what it is.
+                _raise_failure(error)
+            return to_output(result, self._max_output)
         return await self._called(function, filled, unstoppable=self.spec.effect == "write")
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
@@ -328,7 +339,11 @@ class FunctionTool:
     async def _called(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
         """Call a function where it belongs: on the loop, in a thread, or in a fork."""
         if inspect.iscoroutinefunction(function):
-            return to_output(await _await_call(function, values), self._max_output)
+            try:
+                result = await function(**values)
+            except BaseException as error:  # noqa: BLE001 It is raised again, as what it is.
+                _raise_failure(error)
+            return to_output(result, self._max_output)
         call = partial(_call_now, function, values)
         if self._threaded:
             return to_output(await _in_thread(call, function.__name__, unstoppable=unstoppable), self._max_output)
@@ -496,20 +511,17 @@ def _declare_from_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> Declaration
     return refine_declaration(base, DeclaredParts(reach="own")) if closed else base
 
 
-async def _await_call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    try:
-        return await function(**values)
-    except asyncio.CancelledError as error:
+def _raise_failure(error: BaseException) -> NoReturn:
+    """Raise what a function that was awaited has raised: as its failure, unless it is told to stop."""
+    if isinstance(error, asyncio.CancelledError):
         # A function may well cancel what it started itself; only if its caller was cancelled is this the caller's.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise
-        raise _failure(error) from error
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
-        raise _failure(error) from error
+            raise error
+    elif isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+    # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
+    raise _failure(error) from error
 
 
 async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:

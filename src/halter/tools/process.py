@@ -44,7 +44,7 @@ _WORD: Final = 4096
 
 def to_output(result: Any, max_output: int) -> Output:
     if isinstance(result, str):
-        return Output(truncate_middle(result, max_output))
+        return Output(result if len(result) <= max_output else truncate_middle(result, max_output))
     if isinstance(result, Output):
         return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
     return Output(to_text(result, max_output))
