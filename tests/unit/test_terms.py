@@ -67,7 +67,7 @@ async def look(order: int) -> str:
     return str(order)
 
 
-@tool(level="CONTROLLED")
+@tool(level="CONTROLLED", cost="0.0002")
 async def jot(order: int, text: str = "") -> str:
     """Write it down."""
     return f"{order}{text}"
@@ -224,6 +224,7 @@ def test_a_call_is_prepared_as_if_its_session_had_just_begun(cases: int) -> None
         warm = prepare_call(where, call, using, contexts.now, usd)
         cold = prepare_call(msgspec.structs.replace(where), call, using, contexts.now, usd)
         assert warm == cold
+        assert warm.arguments is not None or warm.asked.legs == ()
         if warm.arguments is not None and using is not None and number % 8 == 0:
             assert plain_request_of_call(where, call, using, contexts.now, usd) == warm.asked
 

@@ -220,7 +220,9 @@ BudgetOf = Callable[[Leg], BudgetRow]
 def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | MustWait | CapReached:
     """Decide whether all legs fit their budgets; a cap reached anywhere outranks a wait elsewhere."""
     waiting: MustWait | None = None
+    legs: list[Leg] = []
     for leg, budget in budgets:
+        legs.append(leg)
         cap = budget.cap if budget.cap_by else leg.cap
         if cap is None:
             continue
@@ -229,7 +231,7 @@ def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | MustWait | C
             return CapReached(leg, cap, budget)
         if leg.amount > left - budget.held and waiting is None:
             waiting = MustWait(leg, budget)
-    return waiting or Reserved(tuple([leg for leg, _ in budgets]))
+    return waiting or Reserved(tuple(legs))
 
 
 NEAR_CAP_PERCENT: Final = 80
@@ -421,7 +423,12 @@ def roll_legs(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
 
 def first_window_end(legs: Iterable[Leg]) -> int | None:
     """When the first of the legs' windows ends: from then on an amount belongs into the next one."""
-    return min([end for leg in legs if (end := window_end(leg.window)) is not None], default=None)
+    first: int | None = None
+    for leg in legs:
+        end = window_end(leg.window)
+        if end is not None and (first is None or end < first):
+            first = end
+    return first
 
 
 def has_past_window(held: tuple[Leg, ...], now: int) -> bool:

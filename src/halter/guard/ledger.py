@@ -296,8 +296,8 @@ class Ledger:
         committed = await self.commit(_make_settling_write(lease, flight, truth, usd, tokens))
         if self._waiting:
             self._let_next_try()
-        more = committed.events[1:]
-        overrun = bool(more) and any(isinstance(stored.event, ev.OverrunIncurred) for stored in more)
+        events = committed.events
+        overrun = len(events) > 1 and any(isinstance(stored.event, ev.OverrunIncurred) for stored in events)
         return Settlement(usd, tokens, overrun, committed)
 
     def defer_settlement(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement | None:

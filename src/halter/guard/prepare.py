@@ -183,12 +183,14 @@ def _list_upper_halts(trigger: str, agent: str) -> HaltKeys:
 class ToolTerms(msgspec.Struct, frozen=True, gc=False):
     """What a session's calls of one tool have in common while its context and the windows stay.
 
-    `asks` says whether a person must agree even at the lowest risk. `base` is a call without what is its own.
+    `usd` is what its calls cost at most, if it is declared. `asks` says whether a person must agree even at the lowest
+    risk. `base` is a call without what is its own.
     """
 
     spec: ToolSpec
     quarter: int
     rule: ToolPolicy
+    usd: int
     flaw: tuple[Outcome, str] | None
     assessed: bool
     asks: bool
@@ -198,6 +200,7 @@ class ToolTerms(msgspec.Struct, frozen=True, gc=False):
 def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
     policy = standing.policy
     rule = find_tool_policy(policy, spec)
+    usd = 0 if spec.cost == "learned" else spec.cost
     base = CallRequest(
         call="",
         tool=clean(spec.name)[:200],
@@ -214,12 +217,13 @@ def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -
         egress=spec.egress,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
+        legs=make_legs(standing.caps, standing.spender, quarter * QUARTER, usd=usd),
         accounts=list_accounts(policy.caps, standing.spender, quarter * QUARTER),
         kept=standing.kept,
         observe=policy.observe,
     )
     asks = needs_approval(rule, policy.mode, None)
-    return ToolTerms(spec, quarter, rule, base.flaw, needs_risk_assessment(rule), asks, base)
+    return ToolTerms(spec, quarter, rule, usd, base.flaw, needs_risk_assessment(rule), asks, base)
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
@@ -286,11 +290,12 @@ def prepare_call(
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return PreparedCall(_make_unknown_request(standing, call, now, flaw), None, None)
     terms = standing.terms_of_tool(tool.spec, now)
-    valid = _validate_arguments(tool, call)
-    if not isinstance(valid, tuple):
-        flaw = _pick_flaw(standing, terms, ("invalid_arguments", valid.sentence))
-        return PreparedCall(_fill_request(terms, call, call.arguments, now, {"flaw": flaw}), tool, None, terms.rule)
-    meant, arguments = valid
+    meant = tool.validate(call.arguments)
+    if isinstance(meant, Invalid):
+        return _prepare_invalid(standing, terms, call, tool, meant, now)
+    arguments = meant if call.edited is None else tool.validate(call.edited)
+    if isinstance(arguments, Invalid):
+        return _prepare_invalid(standing, terms, call, tool, arguments, now)
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake
     flaws = () if brake is None else brake.judge(call.tool, meant.canonical)
@@ -316,7 +321,7 @@ def prepare_call(
         own["risk"] = level
     if approval is not None:
         own["approval"] = approval
-    if usd:
+    if usd != terms.usd:
         own["legs"] = make_legs(standing.caps, standing.spender, now, usd=usd)
     if arguments.writes:
         own["writes"] = arguments.writes
@@ -360,13 +365,11 @@ def _pick_flaw(standing: SessionContext, terms: ToolTerms, unfit: tuple[Outcome,
     return unfit if standing.policy.observe else terms.flaw or unfit
 
 
-def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
-    """Validate the model's arguments and a person's edit; without an edit they are the same."""
-    meant = tool.validate(call.arguments)
-    if not isinstance(meant, Valid):
-        return meant
-    edited = meant if call.edited is None else tool.validate(call.edited)
-    return (meant, edited) if isinstance(edited, Valid) else edited
+def _prepare_invalid(
+    standing: SessionContext, terms: ToolTerms, call: Call, tool: Tool, invalid: Invalid, now: int
+) -> PreparedCall:
+    flawed = {"flaw": _pick_flaw(standing, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
+    return PreparedCall(_fill_request(terms, call, call.arguments, now, flawed), tool, None, terms.rule)
 
 
 def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":

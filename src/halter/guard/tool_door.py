@@ -566,7 +566,13 @@ class ToolDoor:
         """Run a tool, with its prints masked; how it ended is a value, unless the session was cancelled."""
         try:
             with MaskedPrints(self._print_mask):
-                output = await self._halts.run(act.tool.run(act.arguments, permit), act.scopes, act.timeout, name)
+                watched = self._halts.over(act.scopes, act.timeout, name)
+                try:
+                    output = watched.left = await act.tool.run(act.arguments, permit)
+                except BaseException as error:
+                    watched.end(error)
+                    raise
+                watched.end()
         except Stopped as stop:
             return _result_after_stop(stop.left, self._failed(stop.outcome, str(stop)))
         except TimeoutError:
