@@ -143,7 +143,7 @@ async def test_a_cap_that_was_set_while_a_session_rested_is_known_when_it_wakes(
         made = await claim_session(desk.context, begun)
         await made.conversation.attend()
         running = made.running
-        assert running.left()[0] == 1_234_567 - running.standing.kept_usd - running.spent.usd
+        assert running.left()[0] == 1_234_567 - running.standing.kept_usd - running.spent_usd
 
 
 async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:

@@ -67,11 +67,8 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
     """What a step did and what came of each call, independent of order, call ids, and the way that JSON is written."""
     steps: list[StepPrint] = []
     for place, call in enumerate(calls):
-        arguments, result = _canonical(call.arguments), results[place]
-        said = result.text
-        if len(said) > LONGEST_PRINT or len(arguments) > LONGEST_PRINT:
-            said, arguments = _shorten_print(said), _shorten_print(arguments)
-        steps.append((arguments, call.tool, result.outcome, said))
+        arguments, result = _shorten_print(_canonical(call.arguments)), results[place]
+        steps.append((arguments, call.tool, result.outcome, _shorten_print(result.text)))
     return steps[0] if len(steps) == 1 else tuple(chain.from_iterable(sorted(steps)))
 
 
@@ -273,9 +270,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 handed = handed or (done and tool.startswith(HAND_OFF))
             elif tool == FINAL_ANSWER:
                 tried, answered = True, answered or done
-            elif done:
-                asked = asked or tool == ASK_USER
-                yielded = _parse_yield_of(calls, result.id) if tool == YIELD else yielded
+            elif tool == YIELD:
+                yielded = parse_yield({each.id: each.arguments for each in calls}[result.id]) if done else yielded
+            else:
+                asked = asked or done
         printed, newest = fingerprint_step(calls, results), self.prints[-LONGEST_PERIOD:]
         repeats, cut = printed in newest, self.stop == "max_tokens"
         acted = msgspec.structs.replace(
@@ -420,10 +418,6 @@ def parse_yield(arguments: str) -> YieldRequest:
         read = _YieldArguments()
     mode = read.mode if read.mode in ("sleep", "shutdown") else "continue"
     return YieldRequest(mode, round((parse_sleep_seconds(read.sleep) or 0) * SECOND), read.wake_early_if, read.reason)
-
-
-def _parse_yield_of(calls: Sequence[ToolCall], call: str) -> YieldRequest:
-    return parse_yield(next(each.arguments for each in calls if each.id == call))
 
 
 CONTINUE_ANSWER: Final = (

@@ -66,10 +66,7 @@ def _ignore_words(_: str, __: int) -> None: ...
 def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
 
 
-def _ignore_warning(_: str) -> None: ...
-
-
-def _ignore_calls(_: Sequence[ToolCall]) -> None: ...
+def _ignore(_: object) -> None: ...
 
 
 def _have_no_facts() -> Mapping[str, Any]:
@@ -85,9 +82,9 @@ class LoopObserver(msgspec.Struct, frozen=True):
     listen: Callable[[StreamChunk], None] | None = None
     said: Callable[[str, int], None] = _ignore_words
     did: Callable[[ToolCall, Answer], None] = _ignore_answer
-    warned: Callable[[str], None] = _ignore_warning
+    warned: Callable[[str], None] = _ignore
     capped: CapListener = ignore_cap
-    acts: Callable[[Sequence[ToolCall]], None] = _ignore_calls
+    acts: Callable[[Sequence[ToolCall]], None] = _ignore
 
 
 class LiveContext(msgspec.Struct, frozen=True):
@@ -186,7 +183,7 @@ class TurnLoop:
 
     @property
     def spent(self) -> Charge:
-        return self._running.spent
+        return Charge(usd=self._running.spent_usd, tokens=self._running.spent_tokens)
 
     async def recall(self, events: Sequence[Stored]) -> None:
         await self._recalled.take_in(events, self._running.said)
@@ -329,8 +326,7 @@ class TurnLoop:
 
     async def _make_room(self, model: int) -> bool:
         """Cut what the next request tells; whether it has room then."""
-        too_large = await self._window.make_room(self._names[model])
-        if too_large:
+        if too_large := await self._window.make_room(self._names[model]):
             self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
         return not too_large
 

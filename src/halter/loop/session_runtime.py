@@ -15,7 +15,7 @@ from halter.core import events as ev
 from halter.core.clock import SECOND, Clock, window_end
 from halter.core.ids import FLEET, inbox_stream, session_stream
 from halter.core.messages import Message, Model, Part, Text, ToolResult
-from halter.core.money import BudgetRow, Charge
+from halter.core.money import BudgetRow
 from halter.core.ports import (
     EVERY_STREAM,
     Change,
@@ -204,10 +204,8 @@ class SessionRuntime:
         "_rests",
         "_seen",
         "_store",
-        "_tokens",
         "_told",
         "_tools",
-        "_usd",
         "_waits",
         "began",
         "capped",
@@ -219,6 +217,8 @@ class SessionRuntime:
         "past",
         "redacted",
         "rested_at",
+        "spent_tokens",
+        "spent_usd",
         "standing",
         "state",
         "troubled",
@@ -259,7 +259,7 @@ class SessionRuntime:
         """Called before the session sleeps until the window of a cap is over."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
         self.notes: StepNotes = _LoneNotes()
-        self._usd = self._tokens = 0
+        self.spent_usd = self.spent_tokens = 0
         self.overrun = False
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
@@ -305,7 +305,7 @@ class SessionRuntime:
         """
         events = list(begun or self.past) or await self.events()
         past = self._recall(events)
-        doubts, self._usd, self._tokens = self._doubts or (), past.spent.usd, past.spent.tokens
+        doubts, self.spent_usd, self.spent_tokens = self._doubts or (), past.spent.usd, past.spent.tokens
         if begun:
             self._asks, self.inbox_head = False, 0
             return events
@@ -319,7 +319,7 @@ class SessionRuntime:
             since = await self.events(past.head)
         events += since
         past = reduce(fold, since, past)
-        self._usd, self._tokens = past.spent.usd, past.spent.tokens
+        self.spent_usd, self.spent_tokens = past.spent.usd, past.spent.tokens
         self.overrun = has_overrun(events)
         return events
 
@@ -512,13 +512,9 @@ class SessionRuntime:
         """Give the session back, even if the caller is cancelled."""
         await run_shielded(self._store.release(self.lease))
 
-    @property
-    def spent(self) -> Charge:
-        return Charge(usd=self._usd, tokens=self._tokens)
-
     def _spend(self, usd: int, tokens: int = 0) -> None:
-        self._usd += usd
-        self._tokens += tokens
+        self.spent_usd += usd
+        self.spent_tokens += tokens
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
@@ -627,7 +623,7 @@ class SessionRuntime:
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
             cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
-        return (None if cap is None else cap - self._usd, None if budget is None else budget - self._tokens)
+        return (None if cap is None else cap - self.spent_usd, None if budget is None else budget - self.spent_tokens)
 
     async def _is_raised(self, cap: ev.CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}

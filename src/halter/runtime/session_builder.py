@@ -186,7 +186,7 @@ class TaskTools:
     def _standing(self, name: str) -> SessionContext | None:
         """Returns the context narrowed to what the enclosing steps have left."""
         within = [left for outer, left in self._left.items() if name == outer or name.startswith(f"{outer}/")]
-        return self.running.standing.within(min(within), self.running.spent.usd) if within else None
+        return self.running.standing.within(min(within), self.running.spent_usd) if within else None
 
     async def _spent_in(self, call: str) -> int:
         events = [stored.event for stored in await self.running.events()]
