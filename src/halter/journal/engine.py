@@ -410,7 +410,8 @@ class RowCache:
 
     def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
         """Whether one of these writes may have been made before, by all that is known of the streams among the rows."""
-        return not (self._others.isdisjoint(rows) and self._writes.isdisjoint(writes))
+        others = self._others
+        return not (self._writes.isdisjoint(writes) and (not others or others.isdisjoint(rows)))
 
     def wrote(self, changes: Changes) -> None:
         """Take in the changes of the open transaction."""
