@@ -274,12 +274,14 @@ class Checkpointer:
                 self._write(LOCK_PAUSES)
 
     def _note(self, stored: Stored) -> None:
+        event = stored.event
+        if isinstance(event, (ev.CallSettled, ev.RequestSettled)):
+            if event.charge is not None and event.charge.usd:
+                self._tally[USD] += event.charge.usd
+            return
         if stored.kind in IMMEDIATE_KINDS and not self.problem:
             self._due_at = 0
-        match stored.event:
-            case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge):
-                if charge is not None and charge.usd:
-                    self._tally[USD] += charge.usd
+        match event:
             case ev.HaltRequested():
                 self._tally[HALTS] += 1
             case ev.DecisionMade(verdict="deny"):
