@@ -6,6 +6,7 @@ digest, so the chain still holds and the body cannot be guessed.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -27,7 +28,7 @@ CHAIN_START: Final = bytes(32)
 SALT_BYTES: Final = 16
 
 _ENCODE: Final = msgspec.json.Encoder().encode
-_CHAINED: Final = FORMAT_TAG + b"%b%d %d %d\n%b%b%b"
+_JOIN: Final = b"".join
 
 
 def digest_body(salt: bytes, body: bytes) -> bytes:
@@ -41,7 +42,13 @@ EventHeader = tuple[str, int, str, int, int, int, str, str | None]
 
 def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes) -> bytes:
     head = _ENCODE(header)
-    return sha256(_CHAINED % (previous, len(head), len(facts), len(digest), head, facts, digest)).digest()
+    lengths = _write_lengths(len(head), len(facts), len(digest))
+    return sha256(_JOIN((FORMAT_TAG, previous, lengths, head, facts, digest))).digest()
+
+
+@lru_cache(maxsize=1024)
+def _write_lengths(head: int, facts: int, digest: int) -> bytes:
+    return b"%d %d %d\n" % (head, facts, digest)
 
 
 NO_BODY: Final = b""
