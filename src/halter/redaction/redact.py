@@ -373,18 +373,16 @@ def mask_text(text: str, redact: Redact) -> str:
     return redact(text if text.isascii() and "\x00" not in text else clean(text))
 
 
-class _LastRequest:
+class _LastRequest(msgspec.Struct, eq=False):
     """What all requests of a session begin with, as it was given and as it is masked."""
 
-    __slots__ = ("masked", "masked_system", "masked_tools", "said", "system", "tools")
-
-    def __init__(self) -> None:
-        self.said: tuple[Message, ...] = ()
-        self.masked: tuple[Message, ...] | None = None
-        """What was said, where any of it had to be masked."""
-        self.system = self.masked_system = ""
-        self.tools: tuple[ToolSpec, ...] = ()
-        self.masked_tools: tuple[ToolSpec, ...] = ()
+    said: tuple[Message, ...] = ()
+    masked: tuple[Message, ...] | None = None
+    """What was said, where any of it had to be masked."""
+    system: str = ""
+    masked_system: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    masked_tools: tuple[ToolSpec, ...] = ()
 
 
 class PromptMasker:
