@@ -9,7 +9,9 @@ is read under the lock of each hold, so a process that started before it was tig
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
+from itertools import product
 from types import MappingProxyType
 from typing import Final
 
@@ -225,13 +227,13 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
     """Every row that the decision reads or changes."""
     keys: list[RowKey] = [*asked.halts, (AuditRow, (asked.call,))]
     if asked.rate is not None:
-        keys += [(RateRow, (asked.agent, asked.tool, number)) for number in asked.rate.slices(asked.now)]
+        keys += [(RateRow, key) for key in product([asked.agent], [asked.tool], asked.rate.slices(asked.now))]
     if asked.approval is not None:
         keys.append((DecisionRow, (asked.approval.decision,)))
         if asked.approval.rule:
             keys.append((RuleRow, (asked.approval.rule,)))
     if asked.writes:
-        keys += [(OutputRow, (asked.agent, digest)) for digest in asked.writes]
+        keys += [(OutputRow, key) for key in product([asked.agent], asked.writes)]
     if asked.legs:
         keys += rows_of_hold(asked.call, asked.legs)
     return keys
@@ -255,7 +257,8 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
         verdict = reserve(find_spendable_budgets(rows, asked.kept, legs)[0])
         if isinstance(verdict, CapReached) and asked.observe:
             waived = (*waived, "cost_cap_reached")
-            verdict = reserve([(leg, budget_row(rows, leg)) for leg in remove_caps(asked.legs)])
+            legs = remove_caps(asked.legs)
+            verdict = reserve([*zip(legs, map(partial(budget_row, rows), legs), strict=True)])
         if isinstance(verdict, CapReached):
             return _refuse_at_cap(asked, verdict)
         held = () if isinstance(verdict, MustWait) else verdict.legs

@@ -81,7 +81,7 @@ def settle_flight(flight: InFlight, truth: ActualResult, usd: int, tokens: int, 
     charge = _compute_charge(flight, usd, tokens, rows) if flight.legs or usd else None
     drafts = [Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob)]
     if charge is not None and charge.overruns:
-        drafts += [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in charge.overruns]
+        drafts += map(Draft, map(partial(ev.OverrunIncurred.by, flight.id), charge.overruns))
     if truth.happened:
         drafts += _draft_effects(truth, rows)
     return drafts

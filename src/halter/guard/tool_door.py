@@ -33,6 +33,7 @@ from halter.core.tools import (
     DOLLAR,
     EffectStatus,
     Failed,
+    JournalEffect,
     Permit,
     Tool,
     ToolSpec,
@@ -519,7 +520,7 @@ class ToolDoor:
             names = find_secret_names(arguments.canonical)
             if not names <= standing.secrets:
                 return None
-            secrets = {name: self._secrets.value(name) for name in names}
+            secrets = dict(zip(names, map(self._secrets.value, names), strict=True))
         timeout, goes_on = tool.spec.timeout, False
         if call is not None:
             timeout, goes_on = timeout if call.at_most is None else min(timeout, call.at_most), call.goes_on
@@ -581,14 +582,11 @@ class ToolDoor:
             return self._failed("unknown", str(lost))
         except Failed as failure:
             return self._failed("error", str(failure), failure.partial)
-        happened = output.happened
-        if happened:
-            happened = tuple(
-                each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
-                for each in happened
-            )
-        text = self._redact(output.text)
-        return ActualResult("ok", usd=output.cost_micros, body=to_body(text), happened=happened)
+        happened = tuple(map(self._masked_effect, output.happened)) if output.happened else ()
+        return ActualResult("ok", output.cost_micros, body=to_body(self._redact(output.text)), happened=happened)
+
+    def _masked_effect(self, effect: JournalEffect) -> JournalEffect:
+        return effect if effect.body is None else msgspec.structs.replace(effect, body=self._masked(effect.body))
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> ActualResult:
         body = to_body(self._redact(partial)) if partial else None

@@ -92,13 +92,13 @@ class WorkingSet(Changes, kw_only=True):
     def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
         loaded = self.loaded
         found: list[R] = []
-        try:
-            for key in keys:
+        for key in keys:
+            try:
                 row = loaded[key]
-                if row is not None:
-                    found.append(row)
-        except KeyError:
-            return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+            except KeyError:
+                row = self.get(key[0], *key[1])
+            if row is not None:
+                found.append(row)
         return found
 
     def put(self, row: Row) -> None:
