@@ -91,15 +91,10 @@ class WorkingSet(Changes, kw_only=True):
 
     def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
         loaded = self.loaded
-        found: list[R] = []
-        for key in keys:
-            try:
-                row = loaded[key]
-            except KeyError:
-                row = self.get(key[0], *key[1])
-            if row is not None:
-                found.append(row)
-        return found
+        try:
+            return [row for key in keys if (row := loaded[key]) is not None]
+        except KeyError:
+            return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""

@@ -797,19 +797,7 @@ TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
 
 def _to_event_parameters(event: Stored) -> tuple[Any, ...]:
     """The columns of an event. sqlite3 searches an adapter for each None and `bytes`: that takes longer than a copy."""
+    head = (event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key, event.blob or "")
     body, salt = event.body, event.salt
-    return (
-        event.stream,
-        event.seq,
-        event.kind,
-        event.version,
-        event.at,
-        event.generation,
-        event.key,
-        event.blob or "",
-        bytearray(event.facts),
-        None if body is None else bytearray(body),
-        None if salt is None else bytearray(salt),
-        bytearray(event.digest),
-        bytearray(event.hash),
-    )
+    words = (None if body is None else bytearray(body), None if salt is None else bytearray(salt))
+    return (*head, bytearray(event.facts), *words, bytearray(event.digest), bytearray(event.hash))
