@@ -443,12 +443,8 @@ class TurnLoop:
         name, group, turn = "", members[0].group, self._recalled.turn
         if len(calls) > 1 and sum(call.group == group for call in calls) > 1:
             name = f"{self._session}.t{turn.number}_{turn.steps}_{group}"
-        made: list[Call] = []
         goes_on = len(members) == 1 and self._away
-        for call in members:
-            one = self._call(call, name, at_most, goes_on=goes_on)
-            made.append(one)
-        return made
+        return [self._call(call, name, at_most, goes_on=goes_on) for call in members]
 
     def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
         return Call(
