@@ -112,7 +112,6 @@ class SessionContext(msgspec.Struct, frozen=True):
     # It stands like this for many steps: what each of them asks for is worked out once.
     caps: Caps = NO_CAPS
     scopes: tuple[str, ...] = ()
-    above: HaltKeys = ()
     _request: "RequestTerms | None" = None
     _calls: "dict[str, ToolTerms] | None" = None
 
@@ -120,14 +119,13 @@ class SessionContext(msgspec.Struct, frozen=True):
         """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
         force_setattr(self, "caps", self.whole_caps.less(self.kept_usd, self.kept_tokens))
         force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
-        force_setattr(self, "above", _list_upper_halts(self.trigger, self.agent))
         force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
 
     @property
     def halts(self) -> HaltKeys:
         """The rows that halt it; those above the session are shared."""
-        return ((HaltRow, self.scopes[:1]), *self.above)
+        return ((HaltRow, self.scopes[:1]), *_list_upper_halts(self.trigger, self.agent))
 
     @property
     def kept(self) -> Reserve:
@@ -291,10 +289,10 @@ def prepare_call(
         return PreparedCall(_make_unknown_request(standing, call, now, flaw), None, None)
     terms = standing.terms_of_tool(tool.spec, now)
     meant = tool.validate(call.arguments)
-    if isinstance(meant, Invalid):
+    if not isinstance(meant, Valid):
         return _prepare_invalid(standing, terms, call, tool, meant, now)
     arguments = meant if call.edited is None else tool.validate(call.edited)
-    if isinstance(arguments, Invalid):
+    if not isinstance(arguments, Valid):
         return _prepare_invalid(standing, terms, call, tool, arguments, now)
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake

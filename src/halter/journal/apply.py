@@ -90,11 +90,12 @@ class WorkingSet(Changes, kw_only=True):
             raise UndeclaredRow(message) from None
 
     def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
-        loaded = self.loaded
-        try:
-            return [row for key in keys if (row := loaded[key]) is not None]
-        except KeyError:
-            return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+        found: list[R] = []
+        for key in keys:
+            row = self.loaded[key] if key in self.loaded else self.get(key[0], *key[1])
+            if row is not None:
+                found.append(row)
+        return found
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
