@@ -26,27 +26,27 @@ events of a hash chain, money is held in three scopes before anything is asked, 
 looked through for secrets.
 
 Where its time goes, in µs of CPU a step, in runs of 10: shares by samplings of the stack, of 1,010 µs in 0.7.0, of
-some 640 before commits and doors were shortened, and of 480 now, on the machine of the first column. What is counted
-is steadier than a clock: a step runs 10,600 bytecodes of Python where it ran 12,700, and makes 307 calls of Python
+some 640 before commits and doors were shortened, and of 400 now, on the machine of the first column. What is counted
+is steadier than a clock: a step runs 10,200 bytecodes of Python where it ran 12,700, and makes 282 calls of Python
 functions where it made 425, and 0.7.0 made 1,400.
 
 | | 0.7.0 | before | now | what remains |
 |---|---:|---:|---:|---|
-| events: write, link, project | 110 | 93 | 91 | four events, each with its JSON, two SHA-256 and its head |
-| decide under the lock | 50 | 42 | 30 | halts, grants, caps and rates of a request and a call |
-| rows: load, save, commit | 160 | 82 | 48 | two transactions of twelve rows |
-| the guard's doors, secrets | 230 | 170 | 137 | arguments, permits, holds; each new text is looked through once |
-| the injection brake | 0 | 43 | 18 | what the model read and wrote, as far as it may decide a call |
-| the model, the tool; beginning and ending a run | 255 | 106 | 53 | of a run three commits |
-| the loop: decisions, transcript, prompt | 195 | 104 | 103 | two steps of a turn, and what is new of the prompt |
+| events: write, link, project | 110 | 93 | 88 | four events, each with its JSON, two SHA-256 and its head |
+| decide under the lock | 50 | 42 | 22 | halts, grants, caps and rates of a request and a call |
+| rows: load, save, commit | 160 | 82 | 46 | two transactions of twelve rows |
+| the guard's doors, secrets | 230 | 170 | 118 | arguments, permits, holds; each new text is looked through once |
+| the injection brake | 0 | 43 | 16 | what the model read and wrote, as far as it may decide a call |
+| the model, the tool; beginning and ending a run | 255 | 106 | 40 | of a run three commits |
+| the loop: decisions, transcript, prompt | 195 | 104 | 70 | two steps of a turn, and what is new of the prompt |
 
 No function stands out: the longest has 10 % of the bytecodes. A faster step has fewer layers, not faster ones. By
 samples of the processor, 85 % of a step is inside of the interpreter, a third of that in its evaluation of bytecodes
 and the rest in objects, calls and attributes; hashing takes 2 %, JSON and structs 5 %, collecting garbage 5 %.
 Compiling the hot modules with Cython as they are makes a step 10 to 40 % slower: it loses what the interpreter
-learns about each attribute. A run costs 1.7 steps more, to begin and to end.
+learns about each attribute. A run costs 1.8 steps more, to begin and to end.
 
-In a file, a durable step takes twice as much: SQLite's statements and the sync of its log."""
+In a file, a durable step takes nearly three times as much: SQLite's statements, its log and the sync of that."""
 
 Found = dict[tuple[str, str], dict[str, float]]
 """The values by who was measured, and at what."""
