@@ -376,6 +376,25 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_read_is_worth_another_t
     desk.provider.sends(200, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     error = await failed(desk)
     assert (type(error), error.billed) == (ModelUnavailable, True)
+    assert "nested too deeply" in str(error)
+
+
+async def test_an_answer_that_is_nested_too_deeply_is_refused_before_a_library_reads_it(desk: Any) -> None:
+    """A collection near the limit of recursion fails every finalizer that it calls."""
+    nested = b"[" * 900 + b"]" * 900
+    for body in (b'{"x": ' + nested + b"}", b'{"usage": ' + nested + b"}"):
+        desk.provider.sends(200, body)
+        assert "nested too deeply" in str(await failed(desk))
+
+
+async def test_a_stream_that_is_nested_too_deeply_is_refused_before_a_library_reads_it(streamed: Any) -> None:
+    streamed.provider.sends(200, b'data: {"x": ' + b"[" * 900 + b"]" * 900 + b"}\n\n", "text/event-stream")
+    assert "nested too deeply" in str(await failed(streamed))
+
+
+async def test_an_answer_with_many_brackets_in_its_text_is_read(desk: Any) -> None:
+    desk.provider.says("[{" * 2_000)
+    assert (await desk.ask()).text == "[{" * 2_000
 
 
 GARBAGE = [
@@ -458,6 +477,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end(desk: Any) -> None:
     await bounded.aclose()
     assert type(error) is ModelUnavailable
     assert error.billed
+    assert "too long" in str(error)
     assert len((await desk.ask()).text) == 2 * MEGABYTE
 
 

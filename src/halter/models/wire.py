@@ -181,7 +181,7 @@ async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Respo
 
 
 class _Bounded:
-    """Decompresses an answer up to its size limit: little data may expand to much."""
+    """Decompresses an answer up to its limits of size and depth: little data may expand to much."""
 
     def __init__(self, decoder: "Any", largest: int, meter: UsageReader) -> None:
         self._decoder = decoder
@@ -194,6 +194,7 @@ class _Bounded:
     def flush(self) -> Iterator[bytes]:
         yield from map(self._counted, self._decoder.flush())
         self._meter.close()
+        self._check_depth()
 
     def _counted(self, piece: bytes) -> bytes:
         import httpx2
@@ -202,7 +203,14 @@ class _Bounded:
         if self._left < 0:
             raise httpx2.DecodingError("The answer is too long.")
         self._meter.feed(piece)
+        self._check_depth()
         return piece
+
+    def _check_depth(self) -> None:
+        if self._meter.too_deep:
+            import httpx2
+
+            raise httpx2.DecodingError("The answer is nested too deeply.")
 
 
 class WireClient(msgspec.Struct, frozen=True):
@@ -415,6 +423,9 @@ def translate_library_error(
     import httpx2
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
 
+    for cause in _list_causes(error):
+        if isinstance(cause, httpx2.DecodingError):
+            return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(cause, key)}", seen)
     if seen.led_elsewhere:
         sentence = f"Redirected: {name} redirects elsewhere; write the address it redirects to as `base_url`"
         return ModelUnusable(sentence, billed=False)
@@ -444,15 +455,20 @@ def _describe_unreachable(error: Exception, name: ModelName, key: str, url: str)
     return f"cannot reach {place} for {name} ({_find_system_reason(error) or _quote_error(error, key)}): {remedy}"
 
 
-def _find_system_reason(error: BaseException | None) -> str:
+def _find_system_reason(error: BaseException) -> str:
     """What the system said of a connection, somewhere below the libraries' own errors."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.strerror:
-            return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
+    for cause in _list_causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return os.strerror(cause.errno).lower() if cause.errno and cause.errno > 0 else cause.strerror
     return ""
+
+
+def _list_causes(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def make_cut_error(name: ModelName, seen: "Exchange") -> ModelUnavailable:

@@ -308,6 +308,24 @@ _OPENS_JSON: Final = (b"{", b"[")
 _NAMES_A_REPORT: Final = b"usage"
 
 
+_SPARE_DEPTH: Final = 200
+"""Levels of nesting that a reader of an answer has left."""
+
+
+def _is_too_deep(data: bytes) -> bool:
+    """Whether a reader would come near the limit of recursion, where finalizers fail that happen to run then."""
+    if data.count(b"[") + data.count(b"{") <= _SPARE_DEPTH:
+        return False
+    nested = b"[" * _SPARE_DEPTH + data.removeprefix(_DATA) + b"]" * _SPARE_DEPTH
+    try:
+        msgspec.json.decode(nested, type=msgspec.Raw)
+    except RecursionError:
+        return True
+    except (msgspec.DecodeError, UnicodeError):
+        return False  # Its reader says what is wrong with it.
+    return False
+
+
 class UsageReading(msgspec.Struct, frozen=True):
     """What one event, or a whole answer, reports, and whether the answer is finished.
 
@@ -340,6 +358,7 @@ class UsageReader:
 
     def __init__(self, wire: UsageFormat) -> None:
         self.final = False
+        self.too_deep = False
         self._read = _READERS[wire]
         self._ending = _ENDINGS[wire]
         self._counts = UsageReading()
@@ -384,6 +403,7 @@ class UsageReader:
             self._rest += piece
             return
         whole, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
+        self.too_deep = self.too_deep or any(map(_is_too_deep, whole.splitlines()))
         if self._may_report(whole):
             for line in whole.splitlines():
                 self._take_line(line)
@@ -394,6 +414,7 @@ class UsageReader:
 
     def close(self) -> None:
         rest, self._rest = bytes(self._rest), bytearray()
+        self.too_deep = self.too_deep or _is_too_deep(rest)
         if self._streams:
             self._take_line(rest)
         elif rest:
