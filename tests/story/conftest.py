@@ -179,7 +179,7 @@ class Scribe:
         write = Write(
             session_stream(session),
             f"{name}/settled",
-            lambda rows: settle_flight(flight, truth, *compute_charged_amounts(flight, truth), rows),
+            lambda rows: settle_flight(flight, truth, *compute_charged_amounts(flight, truth), None, rows),
             rows_of_hold(flight.id, flight.legs),
             self.leases[session],
         )

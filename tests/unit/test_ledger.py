@@ -452,6 +452,21 @@ async def test_a_cost_that_nothing_was_held_for_counts_all_the_same(world: World
     assert (await world.session("s1")).overrun
 
 
+async def test_only_what_cost_no_more_than_its_hold_is_settled_with_what_follows(world: World) -> None:
+    lease = await begun(world)
+    free = await held(world, lease, CallStarted(call="c1", tool="look"))
+    taken = await held(world, lease, call(world, 60, "c2"))
+    assert world.ledger.defer_settlement(lease, free.flight, ActualResult("ok", usd=1)) is None
+    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=61)) is None
+    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("error", usd=60)) is None
+    assert not world.ledger.owes(lease)
+    settled = world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60))
+    assert settled is not None
+    assert (settled.usd, settled.overrun) == (60, False)
+    await world.ledger.settle_up(lease)
+    assert await sums(world) == (60, 0, 0)
+
+
 @pytest.mark.parametrize("reported", [-50, 2**63, -(2**70)])
 @ON_EITHER_STORE
 def test_a_cost_that_cannot_be_is_taken_for_none_that_was_reported(reported: int, path: str | None) -> None:
@@ -516,7 +531,7 @@ async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> No
     twice = Write(
         session_stream("s1"),
         "another key",
-        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), 25, 0, rows),
+        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), 25, 0, None, rows),
         rows_of_hold("c1", taken.flight.legs),
         lease,
     )

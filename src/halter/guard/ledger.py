@@ -35,7 +35,7 @@ from halter.core.money import (
     settle,
 )
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
-from halter.core.project import budget_key, budget_row, rows_of_event, rows_of_hold
+from halter.core.project import budget_key, budget_row, rows_of_event
 from halter.core.rows import AuditRow, DecisionRow, HoldRow
 from halter.core.tools import JournalEffect
 from halter.core.usage import Usage
@@ -74,12 +74,38 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     committed: Committed = Committed(())
 
 
-def settle_flight(flight: InFlight, truth: ActualResult, usd: int, tokens: int, rows: Rows) -> Sequence[Draft]:
-    """Settle exactly once, at the true cost, with an incident for each cap that it passed."""
-    if flight.legs and rows.get(HoldRow, flight.id) is None:
+def settle_flight(
+    flight: InFlight, truth: ActualResult, usd: int, tokens: int, known: Charge | None, rows: Rows
+) -> Sequence[Draft]:
+    """Settle exactly once, at the true cost, with an incident for each cap that it passed; a `known` charge: none."""
+    legs = flight.legs
+    if legs and rows.get(HoldRow, flight.id) is None:
         return []
-    charge = _compute_charge(flight, usd, tokens, rows) if flight.legs or usd else None
-    drafts = [Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob)]
+    charge = _compute_charge(flight, usd, tokens, rows) if known is None and (legs or usd) else known
+    unheld = None if legs or charge is None else UnheldCost(flight.name, flight.purpose, flight.accounts)
+    if flight.is_call:
+        event: ev.AnyEvent = ev.CallSettled(
+            call=flight.id,
+            outcome=truth.outcome,
+            charge=charge,
+            duration_ms=truth.duration_ms,
+            error=truth.error,
+            audited=truth.audited,
+            unheld=unheld,
+        )
+    else:
+        event = ev.RequestSettled(
+            request=flight.id,
+            outcome=truth.outcome,
+            usage=truth.usage,
+            charge=charge,
+            unheld=unheld,
+            error=truth.error,
+            may_retry=truth.may_retry,
+            retry_after=truth.retry_after,
+            needs_person=truth.needs_person,
+        )
+    drafts = [Draft(event, truth.body, truth.blob)]
     if charge is not None and charge.overruns:
         drafts += map(Draft, map(partial(ev.OverrunIncurred.by, flight.id), charge.overruns))
     if truth.happened:
@@ -124,41 +150,6 @@ def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int,
     return usd, tokens
 
 
-def settles_within_hold(flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> bool:
-    """Whether the result of settling is known without reading rows: it succeeded within its hold."""
-    if truth.outcome != "ok" or truth.happened:
-        return False
-    for leg in flight.legs:
-        if (usd if leg.unit == "usd" else tokens) > leg.amount:
-            return False
-    return bool(flight.legs) or not usd
-
-
-def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | None) -> ev.AnyEvent:
-    unheld = UnheldCost(flight.name, flight.purpose, flight.accounts) if charge and not flight.legs else None
-    if flight.is_call:
-        return ev.CallSettled(
-            call=flight.id,
-            outcome=truth.outcome,
-            charge=charge,
-            duration_ms=truth.duration_ms,
-            error=truth.error,
-            audited=truth.audited,
-            unheld=unheld,
-        )
-    return ev.RequestSettled(
-        request=flight.id,
-        outcome=truth.outcome,
-        usage=truth.usage,
-        charge=charge,
-        unheld=unheld,
-        error=truth.error,
-        may_retry=truth.may_retry,
-        retry_after=truth.retry_after,
-        needs_person=truth.needs_person,
-    )
-
-
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
     """Set a cap, also below what is spent already: the excess is recorded.
 
@@ -195,17 +186,21 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
     return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
-def _make_settling_write(lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> Write:
+def _make_settling_write(
+    lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int, known: Charge | None = None
+) -> Write:
+    rows: tuple[RowKey, ...] = ()
     others: tuple[StreamId, ...] = ()
     # What has neither a hold nor a cost has at most its line of the audit.
-    rows = rows_of_hold(flight.id, flight.legs or flight.accounts) if flight.legs or usd else ()
+    if flight.legs or usd:
+        rows = ((HoldRow, (flight.id,)), *map(budget_key, flight.legs or flight.accounts))
     if truth.audited:
         rows = (*rows, (AuditRow, (flight.id,)))
     if truth.happened:
         rows = (*rows, *_list_effect_rows(truth.happened))
         others = tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
     stream, key = session_stream(lease.session), f"{flight.id}/settled/{flight.seq}"
-    return Write(stream, key, partial(settle_flight, flight, truth, usd, tokens), rows, lease, others)
+    return Write(stream, key, partial(settle_flight, flight, truth, usd, tokens, known), rows, lease, others)
 
 
 class Intent(Protocol):
@@ -274,8 +269,9 @@ class Ledger:
 
     def put_off(self, lease: Lease, write: Write) -> None:
         """Defer a write into the session's next commit."""
-        before = self._put_off.get(lease)
-        self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
+        before = self._put_off.setdefault(lease, write)
+        if before is not write:
+            self._put_off[lease] = msgspec.structs.replace(write, first=before)
 
     def owes(self, lease: Lease) -> bool:
         return lease in self._put_off
@@ -303,14 +299,18 @@ class Ledger:
     def defer_settlement(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement | None:
         """Settle with the session's next write, where the result is certain: both are durable before anything acts.
 
-        None where it must be committed by itself.
+        That is what succeeded within its hold. None where it must be committed by itself.
         """
-        if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
+        if truth.outcome != "ok" or truth.happened or (truth.body is not None and len(truth.body) > BLOB_THRESHOLD):
             return None
         usd, tokens = compute_charged_amounts(flight, truth)
-        if not settles_within_hold(flight, truth, usd, tokens):
+        known = Charge(usd, tokens) if flight.legs else None
+        if usd and known is None:
             return None
-        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens))
+        for leg in flight.legs:
+            if (usd if leg.unit == "usd" else tokens) > leg.amount:
+                return None
+        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens, known))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
