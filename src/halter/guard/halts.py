@@ -113,8 +113,13 @@ class WatchedEffect(msgspec.Struct, eq=False):
 
         Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled.
         """
-        self.watch.forget(self)
-        stops, cancelled = self.task.cancelling() - self.before, isinstance(error, asyncio.CancelledError)
+        del self.watch.flights[self]
+        if self.mark is not None:
+            self.watch.pulse.end_call(self.mark)
+        stops = self.task.cancelling() - self.before
+        if error is None and not stops:
+            return
+        cancelled = isinstance(error, asyncio.CancelledError)
         # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
         if not (stops or cancelled) or not (error is None or cancelled or isinstance(error, Exception)):
             return
@@ -138,7 +143,7 @@ class HaltWatch:
         self._store = store
         self._clock = clock
         self.pulse = LivenessWriter()
-        self._flights: dict[WatchedEffect, None] = {}
+        self.flights: dict[WatchedEffect, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0.0
@@ -160,18 +165,14 @@ class HaltWatch:
         """Watch over an effect of the current task, which must tell its end."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
-        deadline, mark = loop.time() + allowed / SECOND, self.pulse.begin_call(name, allowed)
+        deadline, mark = loop.time() + allowed / SECOND, None
+        if self.pulse.shared:
+            mark = self.pulse.begin_call(name, allowed)
         flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), mark)
-        self._flights[flight] = None
+        self.flights[flight] = None
         if self._timer is None or deadline < self._next or self._loop is not loop:
             self._arm(loop, deadline)
         return flight
-
-    def forget(self, flight: WatchedEffect) -> None:
-        """Watch no longer over an effect that has ended."""
-        del self._flights[flight]
-        if flight.mark is not None:
-            self.pulse.end_call(flight.mark)
 
     def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         """Set the timer for the next deadline or poll, whichever comes first."""
@@ -185,21 +186,21 @@ class HaltWatch:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        if not self._flights:
+        if not self.flights:
             self._timer = None
             return
-        stopping = self._stop({flight: "" for flight in self._flights if flight.deadline <= now})
+        stopping = self._stop({flight: "" for flight in self.flights if flight.deadline <= now})
         if self._poll_at <= now:
             self._poll_at = now + HALT_POLL_INTERVAL / SECOND
             if self._polling is None or self._polling.done():
                 self._polling = loop.create_task(self._poll(), name="halter-halt-watch")
-        deadlines = [flight.deadline for flight in self._flights if flight.task not in stopping]
+        deadlines = [flight.deadline for flight in self.flights if flight.task not in stopping]
         self._arm(loop, min(deadlines, default=self._poll_at))
 
     async def _poll(self) -> None:
         halted = await self._halted()
         if halted:
-            hits = {flight: halted.intersection(flight.scopes) for flight in self._flights}
+            hits = {flight: halted.intersection(flight.scopes) for flight in self.flights}
             self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
 
     def _stop(self, flights: Mapping[WatchedEffect, str]) -> set[asyncio.Task[Any]]:
@@ -208,7 +209,7 @@ class HaltWatch:
         Of effects inside of each other the innermost is stopped first, and the next one when that has ended: told twice
         to stop, an effect may not finish stopping.
         """
-        stopping = {flight.task for flight in self._flights if flight.late or flight.halted}
+        stopping = {flight.task for flight in self.flights if flight.late or flight.halted}
         for flight in reversed(list(flights)):
             if flight.task not in stopping:
                 flight.halted, flight.late = flights[flight], not flights[flight]
