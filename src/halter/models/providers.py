@@ -165,7 +165,9 @@ class Tariff(msgspec.Struct, frozen=True):
                 period = each
                 break
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
-        tier = _find_tier(period.tiers, usage.input_tokens)
+        tier = period.tiers[0]
+        if usage.input_tokens <= tier.above:
+            tier = _find_tier(period.tiers, usage.input_tokens)
         exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
         if usage.has_extras:
             exact += tier.cost_of_extras(usage)
@@ -194,7 +196,8 @@ class Tariff(msgspec.Struct, frozen=True):
         found: list[Tier] = []
         for period in self.periods:
             if period.since <= at + DAY:
-                found.append(_find_tier(period.ceilings, input_tokens))
+                highest = period.ceilings[0]
+                found.append(highest if input_tokens > highest.above else _find_tier(period.ceilings, input_tokens))
             if period.since <= at and period.daily is None:
                 break
         return found
