@@ -248,8 +248,8 @@ def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
 
 def plain_decision(asked: RequestAttempt, rows: Laid) -> list[AnyEvent]:
     """Decide about a request that has no rate, one account after the other, with nothing known from before."""
-    halt = judge.explain_halt(asked.halts, asked.spender.session, rows)
-    if halt is not None:
+    halt = judge.explain_halt(rows.find(asked.halts), asked.spender.session, rows.now)
+    if halt:
         return [refused(asked, "external_halt", halt)]
     policy = rows.get(FleetPolicyRow, FLEET) if asked.caps.fleet else None
     caps = judge.lower_caps_to_policy(asked.caps, policy)

@@ -75,10 +75,6 @@ def format_unit_amount(amount: Decimal, unit: Unit) -> str:
     return format_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
 
 
-def is_plausible_amount(amount: int) -> bool:
-    return 0 <= amount <= LARGEST_AMOUNT
-
-
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an amount is counted against: a scope, one of its windows, and a unit."""
 

@@ -67,8 +67,12 @@ def lower_legs_to_policy(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
     for leg in legs:
         if leg.scope == FLEET:
             row = rows.get(FleetPolicyRow, FLEET)
-            return legs if row is None else tuple([_lower_leg(leg, row) for leg in legs])
+            return legs if row is None else lower_legs(legs, row)
     return legs
+
+
+def lower_legs(legs: tuple[Leg, ...], row: FleetPolicyRow) -> tuple[Leg, ...]:
+    return tuple([_lower_leg(leg, row) for leg in legs])
 
 
 def lower_caps_to_policy(caps: Caps, row: FleetPolicyRow | None) -> Caps:
@@ -240,8 +244,8 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
 
 
 def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
-    halt = explain_halt(asked.halts, asked.session, rows)
-    if halt is not None:
+    halts = rows.find(asked.halts)
+    if halts and (halt := explain_halt(halts, asked.session, rows.now)):
         return [_make_call_refusal(asked, "external_halt", halt)]
     waived: tuple[Outcome, ...] = ()
     if asked.flaw is not None or asked.rate is not None or asked.untrusted:
@@ -273,15 +277,15 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     return [asked.draft(_make_call_intent(asked, agreed, held, waived))]
 
 
-def explain_halt(halts: HaltKeys, session: str, rows: Rows) -> str | None:
-    """R5: who halted one of the scopes, or when a resumed one may go on."""
-    for row in rows.find(halts):
+def explain_halt(halts: Iterable[HaltRow], session: str, now: int) -> str:
+    """R5: who halted one of the scopes, or that a resumed one is not let go yet."""
+    for row in halts:
         if row.halted:
             return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
-        if rows.now < row.at + compute_ramp_delay(session, row.ramp):
+        if now < row.at + compute_ramp_delay(session, row.ramp):
             resumed = f"{row.scope} was resumed by {row.by}"
             return f"{resumed} and is being let go step by step; this session's turn comes soon."
-    return None
+    return ""
 
 
 def compute_ramp_delay(session: str, ramp: int) -> int:

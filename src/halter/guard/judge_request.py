@@ -33,7 +33,7 @@ from halter.core.money import (
 )
 from halter.core.ports import Draft, Rows
 from halter.core.project import budget_key, budget_row, list_budget_rows
-from halter.core.rows import HoldRow
+from halter.core.rows import FleetPolicyRow, HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.guard.judge import (
@@ -43,7 +43,7 @@ from halter.guard.judge import (
     describe_cap_reached,
     explain_halt,
     find_spendable_budgets,
-    lower_legs_to_policy,
+    lower_legs,
 )
 
 MIN_OUTPUT_TOKENS: Final = 256
@@ -55,31 +55,28 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class TooExpensive(msgspec.Struct, frozen=True):
-    usd: int
-
-
 def estimate_request(
-    rates: ModelPrices,
+    rates: ModelPrices | None,
     input_tokens: int,
-    max_output_tokens: int,
+    most: int,
     at: int,
-    *,
-    left: int | None,
+    usd: int | None,
+    tokens: int | None = None,
     min_output_tokens: int = MIN_OUTPUT_TOKENS,
-) -> Estimate | TooExpensive:
-    """Bound a request; if the whole answer does not fit, lower its maximum length.
+) -> Estimate:
+    """Bound a request; if the whole answer, of `most` tokens, does not fit, lower its maximum length.
 
-    `left` is the least that any cap leaves unspent, or None where no cap binds.
+    `usd` and `tokens` are the least that any cap leaves unspent, or None where no cap binds. Without a price it holds
+    no dollars. One too expensive is bounded at its minimum, so that the cap it meets can be named.
     """
-    usd = rates.bound(input_tokens, max_output_tokens, at)
-    if left is None or usd <= left:
-        return Estimate(max_output_tokens, usd, input_tokens + max_output_tokens)
-    floor = min(min_output_tokens, max_output_tokens)
-    fitting = rates.max_output_that_fits(input_tokens, left, at, max_output_tokens)
-    if fitting < floor:
-        return TooExpensive(rates.bound(input_tokens, floor, at))
-    return Estimate(fitting, rates.bound(input_tokens, fitting, at), input_tokens + fitting)
+    least = min(most, min_output_tokens)
+    if tokens is not None and tokens < input_tokens + most:
+        most = max(least, tokens - input_tokens)
+    bound = 0 if rates is None else rates.bound(input_tokens, most, at)
+    if rates is not None and usd is not None and bound > usd:
+        most = max(least, rates.max_output_that_fits(input_tokens, usd, at, most))
+        bound = rates.bound(input_tokens, most, at)
+    return Estimate(most, bound, input_tokens + most)
 
 
 MODEL_RATE_GUARDRAIL: Final = "model_rate"
@@ -157,18 +154,19 @@ def _list_rows_above(legs: tuple[Leg, ...]) -> tuple[tuple[RowKey, ...], bool]:
 
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    hold, stream = asking.terms or asking.hold, session_stream(asking.spender.session)
-    own = [budget_key(leg) for leg in hold.legs if leg.scope == stream]
-    rows: list[RowKey] = [*asking.halts, (HoldRow, (asking.request,)), *own, *hold.above]
+    hold, own = asking.terms or asking.hold, session_stream(asking.spender.session)
+    rows: list[RowKey] = [*asking.halts, (HoldRow, (asking.request,)), *hold.above]
+    rows += [(BudgetRow, (own, leg.window, leg.unit)) for leg in hold.legs if leg.scope == own]
     return [*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))] if asking.paces else rows
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    halt = explain_halt(asking.halts, asking.spender.session, rows)
-    if halt is not None:
+    halts = rows.find(asking.halts)
+    if halts and (halt := explain_halt(halts, asking.spender.session, rows.now)):
         return [_make_request_refusal(asking, "external_halt", halt)]
     hold = asking.terms or asking.hold
-    legs = lower_legs_to_policy(hold.legs, rows) if hold.fleet else hold.legs
+    policy = rows.get(FleetPolicyRow, FLEET) if hold.fleet else None
+    legs = hold.legs if policy is None else lower_legs(hold.legs, policy)
     budgets, usd, tokens = find_spendable_budgets(rows, asking.kept, legs)
     waived: tuple[Outcome, ...] = ()
     rates = None if isinstance(asking.rates, Unpriced) else asking.rates
@@ -180,12 +178,13 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     ends_at = hold.ends_at
     if ends_at is not None and ends_at <= rows.now:
         return []
-    fitting = _fit_output(asking, rates, usd, tokens, rows.now)
+    asked, most, least = asking.input_tokens, asking.max_output_tokens, asking.min_output_tokens
+    fitting = estimate_request(rates, asked, most, rows.now, usd, tokens, least)
     verdict = _reserve_budget(budgets, fitting)
     if asking.observe:
         if isinstance(verdict, CapReached):
             waived = (*waived, "cost_cap_reached")
-        fitting = _fit_output(asking, rates, None, None, rows.now)
+        fitting = estimate_request(rates, asked, most, rows.now, None)
         verdict = _reserve_budget(budgets, fitting, capped=False)
     if not isinstance(verdict, Reserved):
         return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
@@ -228,23 +227,6 @@ def _find_refusals(asking: RequestAttempt, usd: int | None) -> Iterable[tuple[Ou
         yield asking.flaw
     if isinstance(asking.rates, Unpriced) and usd is not None:
         yield ("disabled", asking.rates.sentence)
-
-
-def _fit_output(
-    asking: RequestAttempt, rates: ModelPrices | None, usd: int | None, tokens: int | None, at: int
-) -> Estimate:
-    """Bound a request by what caps leave, if any binds; without a price it holds no dollars.
-
-    One too expensive is bounded at its minimum, so that the cap it meets can be named.
-    """
-    asked, most = asking.input_tokens, asking.max_output_tokens
-    least = min(most, asking.min_output_tokens)
-    if tokens is not None and tokens < asked + most:
-        most = max(least, tokens - asked)
-    if rates is None:
-        return Estimate(most, 0, asked + most)
-    found = estimate_request(rates, asked, most, at, left=usd, min_output_tokens=least)
-    return found if isinstance(found, Estimate) else Estimate(least, found.usd, asked + least)
 
 
 def _reserve_budget(

@@ -22,7 +22,7 @@ from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
-from halter.core.money import Charge, is_plausible_amount, list_accounts
+from halter.core.money import LARGEST_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
@@ -223,7 +223,9 @@ class _RequestIntent(msgspec.Struct):
     waited: int
 
     def write(self, now: int, first: Write | None = None) -> Write:
-        asking = self.asking = self.asking.at(now)
+        asking = self.asking
+        if now != asking.now:
+            asking = self.asking = asking.at(now)
         key = f"{asking.request}/asked/{self.waited}" if self.waited else f"{asking.request}/asked"
         reads, decide = list_request_rows(asking), partial(judge_attempt, asking)
         return Write(session_stream(self.lease.session), key, decide, reads, self.lease, (), first)
@@ -394,17 +396,21 @@ class ModelDoor:
 
     async def _take(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         """Mask an answer and settle its cost."""
-        if not _is_plausible_usage(reply.usage):
+        usage, usd, tokens = reply.usage, None, None
+        if usage is not None and not _is_plausible_usage(usage):
             # No store could keep such a report.
-            reply = msgspec.structs.replace(reply, usage=None)
+            usage, reply = None, msgspec.structs.replace(reply, usage=None)
         if flying.values:
             reply = rehydrate_reply(reply, flying.values, flying.request.nonce)
         parts = self._masks.parts(reply.parts)
         if parts is not reply.parts:
             reply = msgspec.structs.replace(reply, parts=parts)
-        usd, tokens = _price_answer(flying, reply.usage)
+        if usage is not None:
+            # What has no usage, or no price, is charged at its hold.
+            tokens, rates = usage.uncached, flying.rates
+            usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
         lease, flight = flying.lease, flying.flight
-        truth = ActualResult("ok", usd, tokens, reply.usage, _ENCODE(reply))
+        truth = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
         settled = self._ledger.defer_settlement(lease, flight, truth) if flying.request.goes_on else None
         if settled is None:
             settled = await self._ledger.settle(lease, flight, truth)
@@ -490,14 +496,6 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
     return msgspec.structs.replace(attempt, **own) if own else attempt
 
 
-def _price_answer(flying: _RequestInFlight, usage: Usage | None) -> tuple[int | None, int | None]:
-    """Dollars and tokens of an answer; None where its usage or its price is not known."""
-    if usage is None:
-        return None, None
-    rates = flying.rates
-    return None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began), usage.uncached
-
-
 def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices | Unpriced:
     """What a request with sound, or with tools of the provider, costs."""
     rates = terms.base.rates
@@ -521,8 +519,8 @@ def read_usage_report(left: object) -> UsageReport:
     return UsageReport(left.usage, final=left.final) if isinstance(left, ModelError) else UsageReport(None)
 
 
-def _is_plausible_usage(usage: Usage | None) -> bool:
-    return usage is not None and is_plausible_amount(usage.input_tokens + usage.output_tokens)
+def _is_plausible_usage(usage: Usage) -> bool:
+    return 0 <= usage.input_tokens + usage.output_tokens <= LARGEST_AMOUNT
 
 
 def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualResult) -> ActualResult:
