@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from halter.core.agent_spec import BrainSpec
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import SessionParked, TurnEnded
+from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import cancel, halt, resume
+from halter.models.scripted import Scripted
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
@@ -170,20 +173,27 @@ async def test_a_halted_session_may_be_let_go_on(world: World) -> None:
 TIMEOUT = "limits: {timeout: 60s}"
 
 
-@pytest.mark.parametrize("place", ["request", "call", "between"])
+@pytest.mark.parametrize("place", ["request", "call", "late call", "between", "retry", "cut"])
 async def test_a_task_whose_time_is_up_is_over_wherever_it_is(world: World, place: str) -> None:
     lines = {
         "request": [says("Too late.", takes=5 * MINUTE)],
         "call": [calls("hang"), says("Too late.")],
+        "late call": [calls("hang", takes=40 * SECOND), says("Too late.")],
         "between": [calls(("look", {"at": f"{number}"}), takes=25 * SECOND) for number in range(9)],
+        "retry": [fails(after=40 * SECOND), says("Too late.", takes=5 * MINUTE)],
+        "cut": [*(calls(("long", {"size": 9000 + number})) for number in range(2)), says("Late.", takes=5 * MINUTE)],
     }
-    story = Story(world, lines[place], kind="task", more=TIMEOUT)
+    mind = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
+    story = Story(world, lines[place], kind="task", more=TIMEOUT, mind=mind)
+    if place == "cut":
+        story.window = 20_000
+        story.summarizer = Scripted([says("Pages.", takes=40 * SECOND)], world.clock, ModelName("scripted", "m1"))
     began = world.now
     came = await story.run("Be quick.")
     await ended(story, came, "TIMED_OUT", "timed_out")
     assert 60 * SECOND <= world.now - began <= 62 * SECOND
     assert "60 seconds" in came.sentence
-    if place == "call":
+    if place in ("call", "late call"):
         assert [result.outcome for result in story.results()] == ["timeout"]
     if place == "between":
         assert [result.outcome for result in story.results()] == ["ok", "ok"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halter.core.clock import SECOND
 from halter.core.events import YieldRequest
-from halter.core.messages import Reply, Text, ToolCall, ToolResult
+from halter.core.messages import ToolCall, ToolResult
 from halter.core.vocabulary import SessionKind, TurnEnd
 from halter.loop import decide
 from halter.loop.decide import (
@@ -54,7 +54,8 @@ def rules(**given: Any) -> TurnLimits:
 
 
 def step(given: Turn, of: TurnLimits = RULES, **more: Any) -> Any:
-    return decide_next_step(given, of, more.pop("now", 0), **more)
+    now = more.pop("now", 0)
+    return decide_next_step(given, of, now, given.time_worked(now), **more)
 
 
 def why(found: Any) -> str:
@@ -120,7 +121,7 @@ def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
     assert step(capped, rules(on_cap="ask")) == Finish("cost_cap_reached", "no money")
     wrapping = capped.told("wrap_up", 0)
     assert step(wrapping) == Think()
-    assert why(step(wrapping.thought(Reply(()), (), 0))) == "cost_cap_reached"
+    assert why(step(wrapping.thought("end", (), 0, spoke=False))) == "cost_cap_reached"
     assert why(step(wrapping.failed(0, FailedAttempt("no", may_retry=True), 0))) == "cost_cap_reached"
     assert why(step(wrapping.refused(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
 
@@ -148,7 +149,7 @@ def test_an_answer_that_did_not_fit_its_form_counts_as_a_reminder(outcome: Any, 
 
 
 def spoken(text: str, stop: Any = "end") -> Turn:
-    return turn().thought(Reply((Text(text, "model", trusted=False),), stop), (), 0)
+    return turn().thought(stop, (), 0, spoke=bool(text.strip()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,7 +164,7 @@ def test_words_end_the_turn_also_when_time_or_steps_are_just_used_up() -> None:
 def test_an_empty_answer_is_asked_about_once() -> None:
     empty = spoken(" \n")
     assert reason(step(empty)) == "empty_answer"
-    again = empty.told("empty_answer", 0).thought(Reply(()), (), 0)
+    again = empty.told("empty_answer", 0).thought("end", (), 0, spoke=False)
     assert step(again) == Finish("model_error", decide.SAID_NOTHING)
 
 
@@ -198,7 +199,7 @@ def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
     for _ in range(MOST_OUTPUT_REMINDERS):
         assert reason(step(given, expecting)) == "output_expected"
         told = given.told("output_expected", 0)
-        given = told.thought(Reply((Text("Seven.", "model", trusted=False),)), (), 0)
+        given = told.thought("end", (), 0, spoke=True)
     assert why(step(given, expecting)) == "model_error"
     assert step(turn(answered=True), expecting) == Finish("ended")
 

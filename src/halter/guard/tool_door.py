@@ -118,7 +118,8 @@ class Simulator:
         self._clock = clock
         self._model = model
         self._known: dict[_Key, tuple[int, Simulated]] = {}
-        self._paid: dict[str, SimulationCost] = {}
+        self.paid: dict[str, SimulationCost] = {}
+        """What predictions have cost, by session; what a session has counted is taken out."""
 
     async def simulate(
         self, lease: Lease, standing: SessionContext, prepared: PreparedCall, situation: str = ""
@@ -135,16 +136,12 @@ class Simulator:
             return known
         request = _make_request(asked, prepared.tool.spec, situation)
         said = await self._door.guarded_request(lease, standing, request, self._model)
-        self._paid[lease.session] = _add_cost(self._paid.get(lease.session, NO_SIMULATION_COST), said)
+        self.paid[lease.session] = _add_cost(self.paid.get(lease.session, NO_SIMULATION_COST), said)
         answer = _read_prediction(said)
         if isinstance(answer, Simulated):
             known = msgspec.structs.replace(answer, known=True)
             self._known[key] = (self._clock.now() + PREDICTION_LIFETIME, known)
         return answer
-
-    def paid(self, session: str) -> SimulationCost:
-        """What a session's predictions have cost since the last call of this."""
-        return self._paid.pop(session, NO_SIMULATION_COST)
 
     def _remembered(self, key: _Key) -> Simulated | None:
         now = self._clock.now()

@@ -19,7 +19,7 @@ import msgspec
 from halter.core.clock import MINUTE, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import YieldRequest
-from halter.core.messages import Reply, StopReason, ToolCall, ToolResult
+from halter.core.messages import StopReason, ToolCall, ToolResult
 from halter.core.money import format_micros
 from halter.core.spec import OnCap
 from halter.core.text import to_body
@@ -67,8 +67,11 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
     """What a step did and what came of each call, independent of order, call ids, and the way that JSON is written."""
     steps: list[StepPrint] = []
     for place, call in enumerate(calls):
-        arguments, result = _shorten_print(_canonical(call.arguments)), results[place]
-        steps.append((arguments, call.tool, result.outcome, _shorten_print(result.text)))
+        result = results[place]
+        arguments, text = _canonical(call.arguments), result.text
+        if len(arguments) + len(text) > LONGEST_PRINT:
+            arguments, text = _shorten_print(arguments), _shorten_print(text)
+        steps.append((arguments, call.tool, result.outcome, text))
     return steps[0] if len(steps) == 1 else tuple(chain.from_iterable(sorted(steps)))
 
 
@@ -219,7 +222,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def held_back(self, at: int) -> "Turn":
         return msgspec.structs.replace(self, brisk=0, held=True, seen_at=at)
 
-    def thought(self, reply: Reply, calls: tuple[ToolCall, ...], at: int) -> "Turn":
+    def thought(self, stop: StopReason, calls: tuple[ToolCall, ...], at: int, *, spoke: bool) -> "Turn":
         """Take in an answer. The attempts to get it no longer matter."""
         return msgspec.structs.replace(
             self,
@@ -227,8 +230,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             attempts=0,
             failures=(),
             overflows=0,
-            stop=reply.stop,
-            spoke=bool(reply.text.strip()),
+            stop=stop,
+            spoke=spoke,
             calls=calls,
             cut=False,
             seen_at=at,
@@ -562,17 +565,27 @@ Step = Think | Act | Refuse | Say | Shrink | WaitOut | Finish
 
 
 def decide_next_step(
-    turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool = False, chance: float = 1.0
+    turn: Turn, rules: TurnLimits, now: int, worked: int, *, near_budget: bool = False, chance: float = 1.0
 ) -> Step:
-    """Decide on the next step; `chance`, up to 1, spreads the retries of many sessions."""
-    late = rules.timeout > 0 and turn.time_worked(now) >= rules.timeout
+    """Decide on the next step, `worked` into the turn; `chance`, up to 1, spreads the retries of many sessions."""
+    late = 0 < rules.timeout <= worked
     if turn.calls:
         return _step_with_calls(turn, late=late)
     if turn.halted:
         return Finish("external_halt", turn.refusal)
-    stopped = _stopped_by_money(turn, rules) or _ended_by_the_model(turn, rules)
-    if stopped is not None:
-        return stopped
+    if turn.overrun or turn.wrapping or turn.capped:
+        return _step_without_money(turn, rules)
+    if turn.yielded is not None:
+        return Finish("yielded")
+    if turn.asked:
+        return Finish("asked")
+    # What another agent said has no form: where one is expected, the model gives the answer itself.
+    if turn.answered or (turn.handed and not rules.expects_output):
+        return Finish("ended")
+    if turn.expected > MOST_OUTPUT_REMINDERS:
+        return _no_output()
+    if turn.stop is not None:
+        return _after_words(turn, rules)
     if late:
         most = _format_times(rules.timeout // SECOND, "second")
         return Finish("timed_out", f"The turn took longer than it may, which is {most}.")
@@ -580,7 +593,13 @@ def decide_next_step(
         return Finish(
             "max_steps", f"The turn took {_format_times(turn.steps, 'step')}, which is the most that it may take."
         )
-    return _continue_turn(turn, rules, now, near_budget=near_budget, chance=chance)
+    loop = find_repetition(turn.prints, rules.max_repeated_tool_steps) if turn.repeats else None
+    if loop is not None and turn.printed > turn.hinted_at:
+        hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
+        return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
+    if turn.failures:
+        return _after_failure(turn, rules, now, chance)
+    return Say("near_budget", NEAR_BUDGET) if near_budget and not turn.warned else THINK
 
 
 def count_allowed_calls(actions: Sequence[int], now: int, most: int) -> int:
@@ -607,29 +626,14 @@ def _step_with_calls(turn: Turn, *, late: bool) -> Step:
     return Act(turn.calls)
 
 
-def _stopped_by_money(turn: Turn, rules: TurnLimits) -> Step | None:
+def _step_without_money(turn: Turn, rules: TurnLimits) -> Step:
     """A cap ends the turn, once its paid answers are kept and its calls have results."""
     if turn.overrun:
         return Finish("overrun", "Something cost more than was held for it, and passed a cap.")
     if turn.wrapping:
         over = turn.stop is not None or bool(turn.failures) or turn.refusal != ""
         return Finish("cost_cap_reached", turn.refusal) if over else THINK
-    if not turn.capped:
-        return None
     return Say("wrap_up", WRAP_UP) if rules.on_cap == "wrap_up" else Finish("cost_cap_reached", turn.refusal)
-
-
-def _ended_by_the_model(turn: Turn, rules: TurnLimits) -> Step | None:
-    if turn.yielded is not None:
-        return Finish("yielded")
-    if turn.asked:
-        return Finish("asked")
-    # What another agent said has no form: where one is expected, the model gives the answer itself.
-    if turn.answered or (turn.handed and not rules.expects_output):
-        return Finish("ended")
-    if turn.expected > MOST_OUTPUT_REMINDERS:
-        return _no_output()
-    return None if turn.stop is None else _after_words(turn, rules)
 
 
 def _no_output() -> Finish:
@@ -638,7 +642,7 @@ def _no_output() -> Finish:
     )
 
 
-def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
+def _after_words(turn: Turn, rules: TurnLimits) -> Step:
     if turn.stop == "max_tokens":
         if turn.recoveries >= rules.max_tokens_recoveries:
             return Finish("ended", "The answer was cut off at its longest.")
@@ -652,18 +656,6 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
     if turn.spoke or (turn.prints and rules.kind == "autonomous"):
         return Finish("ended")
     return Say("empty_answer", EMPTY_ANSWER) if turn.nudges < MOST_NUDGES else Finish("model_error", SAID_NOTHING)
-
-
-def _continue_turn(turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool, chance: float) -> Step:
-    loop = find_repetition(turn.prints, rules.max_repeated_tool_steps) if turn.repeats else None
-    if loop is not None and turn.printed > turn.hinted_at:
-        hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
-        return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
-    if turn.failures:
-        return _after_failure(turn, rules, now, chance)
-    if near_budget and not turn.warned:
-        return Say("near_budget", NEAR_BUDGET)
-    return THINK
 
 
 def _after_failure(turn: Turn, rules: TurnLimits, now: int, chance: float) -> Step:

@@ -394,14 +394,6 @@ def find_calling_session(call: str) -> str:
     return "" if found is None else found[1]
 
 
-def describe_call_result(call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> ToolResult:
-    """The result as the model sees it: a refusal with its code, a failure with the output before it."""
-    said = text if outcome == "ok" else f"[{outcome}] {text}"
-    if partial:
-        said = "\n\n".join(part for part in (said, partial) if part)
-    return ToolResult(call.id, call.tool, outcome, said)
-
-
 def describe_prediction(call: ToolCall, simulation: str) -> Text:
     """What a model predicted for a call, as a part beside the result: no word of it came from the tool."""
     said = simulation.removeprefix(SIMULATION_LABEL)
@@ -510,29 +502,32 @@ class SessionHistory:
         if said or calls:
             self.transcript.add(Message("assistant", said + calls))
         self.done = _NOTHING
-        self.turn = turn.thought(reply, calls, at)
+        self.turn = turn.thought(reply.stop, calls, at, spoke=bool(said))
 
     def keep(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
-        """Keep a call's result until all of the step are there."""
-        result = describe_call_result(call, outcome, text, partial)
+        """Keep a call's result until all of the step are there, as the model sees it.
+
+        A refusal is shown with its code, a failure with the output before it.
+        """
+        said = text if outcome == "ok" else f"[{outcome}] {text}"
+        if partial:
+            said = "\n\n".join(part for part in (said, partial) if part)
+        result = ToolResult(call.id, call.tool, outcome, said)
         self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
-        if self.brake is not None:
-            self._observe(calls, results, self.brake)
+        if (brake := self.brake) is not None:
+            for place, call in enumerate(calls):
+                if call.id in self._erased:
+                    brake.observe_erased(call)
+                else:
+                    brake.observe(call, results[place])
+            self._erased = ()
         self.done = _NOTHING
         self.turn = self.turn.acted(calls, results, at)
-
-    def _observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], brake: SessionBrake) -> None:
-        for place, call in enumerate(calls):
-            if call.id in self._erased:
-                brake.observe_erased(call)
-            else:
-                brake.observe(call, results[place])
-        self._erased = ()
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
         foreseen = dict(self.foreseen)

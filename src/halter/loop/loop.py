@@ -6,19 +6,19 @@ events is in the same state, and continues from there.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import Clock
-from halter.core.messages import NO_FACTS, Message, StreamChunk, ToolCall
+from halter.core.messages import Message, StreamChunk, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
-from halter.core.text import count_bytes, to_body
+from halter.core.text import to_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES, GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.brake import SessionBrake, describe_links
@@ -46,7 +46,7 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import SessionHistory, call_id, parse_attempt
+from halter.loop.history import SessionHistory, parse_attempt
 from halter.loop.prompt import (
     ContextWindow,
     LoopSettings,
@@ -67,10 +67,6 @@ def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
 
 
 def _ignore(_: object) -> None: ...
-
-
-def _have_no_facts() -> Mapping[str, Any]:
-    return NO_FACTS
 
 
 class LoopObserver(msgspec.Struct, frozen=True):
@@ -94,8 +90,8 @@ class LiveContext(msgspec.Struct, frozen=True):
     """
 
     volatile: ReadVolatile = str
-    facts: ReadFacts = _have_no_facts
-    called: Callable[[ToolCall, Answer], None] = _ignore_answer
+    facts: ReadFacts = dict
+    called: Callable[[ToolCall, Answer], None] | None = None
 
 
 class HotStateCapture(msgspec.Struct, frozen=True):
@@ -255,30 +251,33 @@ class TurnLoop:
         The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
         session rests, or ends.
         """
-        recalled, running, clock = self._recalled, self._running, self._clock
+        recalled, running, clock, rules = self._recalled, self._running, self._clock, self.rules
+        left: tuple[int | None, int | None] = None, None
         done, now = 0, clock.now()
         while not (turn := recalled.turn).over:
             done += 1
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
                 now = clock.now()
+            worked = turn.time_worked(now)
             if turn.calls:
-                step = decide_next_step(turn, self.rules, now)
+                step = decide_next_step(turn, rules, now, worked)
             else:
-                chance = self._chance.random() if turn.failures else 1.0
-                near = not turn.warned and self._near_reserve()
-                step = decide_next_step(turn, self.rules, now, near_budget=near, chance=chance)
+                chance, left = self._chance.random() if turn.failures else 1.0, running.left()
+                near = not turn.warned and self._near_reserve(*left)
+                step = decide_next_step(turn, rules, now, worked, near_budget=near, chance=chance)
             # By its type: most are one of these two, and a pattern takes long to find that it does not match.
             if type(step) is Think:
                 if step.after:
                     await running.pause(step.after)
-                    now = clock.now()
-                volatile = self._describe_now()
-                room = self._window.has_room(count_bytes(volatile))
+                    left, worked = running.left(), turn.time_worked(clock.now())
+                volatile = self._describe_now(*left)
+                room = self._window.has_room(volatile)
                 if not room:
                     room, now = await self._make_room(step.model), clock.now()
+                    worked = recalled.turn.time_worked(now)
                 if room:
-                    request, model = self._make_request(step.model, volatile, now), self._thinking.models[step.model]
+                    request, model = self._make_request(step.model, volatile, worked), self._thinking.models[step.model]
                     # Thousands of sessions may wait here: between the turn and the door there is no other frame.
                     came = await running.ask(request, model, turn.attempts, last=turn.wrapping)
                     answer = running.take(request, came)
@@ -291,7 +290,7 @@ class TurnLoop:
                         now = clock.now()
                         recalled.turn = recalled.turn.recovered(now)
             elif type(step) is Act:
-                now = await self._act(step.calls, now)
+                now = await self._act(step.calls, now, worked)
             elif type(step) is WaitOut:
                 return step
             else:
@@ -311,16 +310,15 @@ class TurnLoop:
             case Finish(why, sentence):
                 await self._finish(why, sentence)
 
-    def _near_reserve(self) -> bool:
+    def _near_reserve(self, usd: int | None, tokens: int | None) -> bool:
         """Whether what is left to spend is down to the reserve."""
-        policy, (usd, tokens) = self._running.standing.policy, self._running.left()
+        policy = self._running.standing.policy
         if usd is not None and usd <= (policy.caps.session.max_cost_usd or 0) * policy.reserve_cost_fraction:
             return True
         return tokens is not None and tokens <= policy.reserve_tokens
 
-    def _describe_now(self) -> str:
+    def _describe_now(self, usd: int | None, tokens: int | None) -> str:
         """What is true only for the next request."""
-        usd, tokens = self._running.left()
         left, volatile = decide.describe_remaining_budget(usd, tokens), self._senses.volatile()
         return f"{volatile}\n\n{left}" if volatile and left else volatile or left
 
@@ -330,14 +328,14 @@ class TurnLoop:
             self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
         return not too_large
 
-    def _make_request(self, model: int, volatile: str, now: int) -> ModelRequest:
+    def _make_request(self, model: int, volatile: str, worked: int) -> ModelRequest:
         """Make the next request of the turn to a model."""
         turn, transcript = self._recalled.turn, self._recalled.transcript
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
         facts, last = self._senses.facts(), turn.wrapping
         built = build_prompt(self._start, transcript, self._mind, volatile, nonce, facts, last_words=last)
         timeout, allowed = MODEL_REQUEST_TIMEOUT, self.rules.timeout
-        if allowed and (left := allowed - turn.time_worked(now)) < timeout:
+        if allowed and (left := allowed - worked) < timeout:
             timeout = max(1, left)
         return ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
@@ -375,22 +373,24 @@ class TurnLoop:
                 failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person)
                 recalled.turn = turn.failed(attempt, failure, now)
 
-    async def _act(self, calls: Sequence[ToolCall], now: int) -> int:
+    async def _act(self, calls: Sequence[ToolCall], now: int, worked: int) -> int:
         """Make the calls without a result: each group concurrently, one group after the other. Return the time then."""
-        recalled, timeout = self._recalled, self.rules.timeout
-        for group in (calls,) if len(calls) == 1 and not recalled.done else self._list_groups(calls):
-            left = timeout - recalled.turn.time_worked(now) if timeout else None
-            if left is not None and left <= 0:
+        recalled, running, timeout = self._recalled, self._running, self.rules.timeout
+        left, name = timeout - worked if timeout else None, ""
+        for place, group in enumerate((calls,) if len(calls) == 1 and not recalled.done else self._list_groups(calls)):
+            if place and left is not None and (left := timeout - recalled.turn.time_worked(now)) <= 0:
                 return now
             members = await self._allowed(group) if self.rules.max_actions_per_minute else group
             if not members:
                 continue
             if not self._away:
                 self._watching.acts(members)
-            answers = await self._running.calls(self._make_calls(members, calls, left))
-            self._keep(members, answers)
+            if len(calls) > 1:
+                name = self._name_group(members[0].group, calls)
+            goes_on = len(members) == 1 and self._away
+            self._keep(members, await running.calls(self._make_calls(members, name, left, goes_on=goes_on)))
             now = self._clock.now()
-        if self._running.overrun:
+        if running.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
         recalled.acted(now)
         return now
@@ -412,7 +412,7 @@ class TurnLoop:
         event = ev.GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
         key = f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{calls[0].group}"
         await self._running.write(key, event)
-        answers = await self._running.refuse([self._call(call) for call in acting[room:]], "rate_limited", sentence)
+        answers = await self._running.refuse(self._make_calls(acting[room:]), "rate_limited", sentence)
         self._keep(acting[room:], answers)
         return [call for call in calls if call not in acting[room:]]
 
@@ -420,44 +420,53 @@ class TurnLoop:
         """Answer calls that are not made. Those done before the deadline, or before a crash, stay done."""
         missing = [call for call in calls if call.id not in self._recalled.done]
         if missing:
-            answers = await self._running.refuse([self._call(call) for call in missing], outcome, sentence)
+            answers = await self._running.refuse(self._make_calls(missing), outcome, sentence)
             self._keep(missing, answers)
         self._recalled.acted(self._clock.now())
 
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
+        recalled, called = self._recalled, self._senses.called
         for place, call in enumerate(calls):
             answer = answers[place]
-            self._recalled.keep(call, answer.outcome, answer.text, answer.partial)
+            recalled.keep(call, answer.outcome, answer.text, answer.partial)
             if answer.staged:
-                self._recalled.staged += (call,)
+                recalled.staged += (call,)
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
-            self._senses.called(call, answer)
+            if called is not None:
+                called(call, answer)
             if not self._away:
                 self._watching.did(call, answer)
                 if answer.outcome == "ok" and call.tool.startswith(decide.HAND_OFF):
                     self._watching.said(answer.text, 0)
 
-    def _make_calls(self, members: Sequence[ToolCall], calls: Sequence[ToolCall], at_most: int | None) -> list[Call]:
-        """Make the calls of a group that are left. One that had company when it was asked for has its group's name."""
-        name, group, turn = "", members[0].group, self._recalled.turn
-        if len(calls) > 1 and sum(call.group == group for call in calls) > 1:
-            name = f"{self._session}.t{turn.number}_{turn.steps}_{group}"
-        goes_on = len(members) == 1 and self._away
-        return [self._call(call, name, at_most, goes_on=goes_on) for call in members]
+    def _name_group(self, group: int, calls: Sequence[ToolCall]) -> str:
+        """Name the group of calls that had company when they were asked for."""
+        turn = self._recalled.turn
+        company = sum(call.group == group for call in calls) > 1
+        return f"{self._session}.t{turn.number}_{turn.steps}_{group}" if company else ""
 
-    def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
-        return Call(
-            id=call_id(self._session, call),
-            tool=call.tool,
-            arguments=to_body(call.arguments),
-            parallel_group=group,
-            at_most=at_most,
-            goes_on=goes_on,
-            situation=self._recalled.situation,
-            brake=self._recalled.brake,
-            stage="may",
-        )
+    def _make_calls(
+        self, asked: Sequence[ToolCall], group: str = "", at_most: int | None = None, *, goes_on: bool = False
+    ) -> Sequence[Call]:
+        session, recalled = self._session, self._recalled
+        made: tuple[Call, ...] = ()
+        for call in asked:
+            # The id is that of `call_id`.
+            made += (
+                Call(
+                    id=f"{session}.{call.id}",
+                    tool=call.tool,
+                    arguments=to_body(call.arguments),
+                    parallel_group=group,
+                    at_most=at_most,
+                    goes_on=goes_on,
+                    situation=recalled.situation,
+                    brake=recalled.brake,
+                    stage="may",
+                ),
+            )
+        return made
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""
@@ -500,13 +509,14 @@ class TurnLoop:
         Returns whether all were made. If not, the model is told, and the turn goes on.
         """
         calls = self._recalled.staged
-        waiting = [msgspec.structs.replace(self._call(call), stage="over") for call in calls]
+        waiting = [msgspec.structs.replace(call, stage="over") for call in self._make_calls(calls)]
         answers = await self._running.calls(waiting)
         lines = [decide.STAGED_CALLS]
         for call, answer in zip(calls, answers, strict=True):
             said = f" ({answer.text})" if answer.outcome in REFUSAL_OUTCOMES else ""
             lines.append(f"- {call.tool} (call {call.id}): {answer.outcome}{said}")
-            self._senses.called(call, answer)
+            if self._senses.called is not None:
+                self._senses.called(call, answer)
             if not self._away:
                 self._watching.did(call, answer)
         await self._say("staged", "\n".join(lines))

@@ -233,13 +233,10 @@ class ContextWindow:
         too_large = await self.make_room(model)
         return not too_large and self._recalled.transcript.cut != before
 
-    def has_room(self, ending: int) -> bool:
-        """Whether the history fits beside an ending of that many bytes by any estimate.
-
-        No model needs more tokens than bytes.
-        """
-        self._ending = ending
-        return self._recalled.transcript.size + self.fixed + ending <= self._spare and self._most is None
+    def has_room(self, ending: str) -> bool:
+        """Whether the history fits beside an ending by any estimate: no model needs more tokens than bytes."""
+        self._ending = size = count_bytes(ending)
+        return self._recalled.transcript.size + self.fixed + size <= self._spare and self._most is None
 
     async def make_room(self, model: str) -> str:
         """Cut the history if it has outgrown the window. Return why if nothing helps."""

@@ -372,22 +372,24 @@ class SessionRuntime:
         while waiting:
             if len(waiting) == 1:
                 call = waiting[0]
-                attempt, stands = self._count_attempts(call), standing or self.standing
-                answer = await self._guard.call(self.lease, stands, call, self._tools, attempt)
+                attempt = self._attempts.get(call.id) or (1 if call.stage == "over" else 0)
+                answer = await self._guard.call(self.lease, standing or self.standing, call, self._tools, attempt)
                 tried: Sequence[Answer | NeedsPerson | StillHeld] = (self._attempted(call, answer),)
             else:
                 tried = await self._tried(waiting, standing)
-            beside = self._guard.paid_beside(self.lease.session)
-            overrun, usd, passed = overrun or beside.overrun, beside.usd, True
+            if (beside := self._guard.paid_beside.pop(self.lease.session, None)) is not None:
+                self.spent_usd += beside.usd
+                self.spent_tokens += beside.tokens
+                overrun = overrun or beside.overrun
             made: list[Answer] = []
+            passed = True
             for each in tried:
                 if isinstance(each, Answer):
                     made.append(each)
-                    usd += each.cost_micros
+                    self.spent_usd += each.cost_micros
                     passed = passed and each.cap is None
                 else:
                     passed = False
-            self._spend(usd, beside.tokens)
             if passed and waiting is calls and not overrun:
                 return made
             answers |= {each.call: each for each in made}
@@ -467,10 +469,12 @@ class SessionRuntime:
 
     def take(self, request: ModelRequest, answer: RequestOutcome) -> RequestOutcome:
         """Count what an answer cost."""
-        if isinstance(answer, _PAID) and not answer.repeated:
-            self._spend(answer.cost_usd, answer.tokens)
-        if isinstance(answer, AnsweredRequest) and answer.overrun and request.purpose != "turn":
-            self.overrun = True
+        if isinstance(answer, _PAID):
+            if not answer.repeated:
+                self.spent_usd += answer.cost_usd
+                self.spent_tokens += answer.tokens
+            if isinstance(answer, AnsweredRequest) and answer.overrun and request.purpose != "turn":
+                self.overrun = True
         return answer
 
     async def ask_again(
@@ -512,10 +516,6 @@ class SessionRuntime:
         """Give the session back, even if the caller is cancelled."""
         await run_shielded(self._store.release(self.lease))
 
-    def _spend(self, usd: int, tokens: int = 0) -> None:
-        self.spent_usd += usd
-        self.spent_tokens += tokens
-
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
 
@@ -523,7 +523,7 @@ class SessionRuntime:
         """Make a sensor's call; a pure read leaves no trace."""
         answer = await self._guard.look(self.lease, self.standing, call, self._tools)
         if isinstance(answer, Answer):
-            self._spend(answer.cost_micros)
+            self.spent_usd += answer.cost_micros
             self.overrun = self.overrun or answer.overrun
         else:
             self._asks = True
