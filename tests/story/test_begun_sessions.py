@@ -13,18 +13,20 @@ from msgspec.structs import replace
 from halter import Agent
 from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId, session_stream
-from halter.core.messages import Message, Text
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener
 from halter.core.money import Account
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.core.tools import Permit
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt
 from halter.guard.ledger import change_cap
-from halter.loop.decide import FINAL_ANSWER
+from halter.loop.decide import FINAL_ANSWER, End, Park
 from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
 from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
 from halter.state import lifecycle
+from halter.tasks.conversation import AttendedPace, Conversation, Inbox, OpenTurn
 from halter.testing.fakes import Crash
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool
@@ -65,11 +67,64 @@ async def test_a_session_that_is_attended_where_it_begins_is_owned_from_its_firs
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        begun = await open_session(desk.context, "Look.", "task", attends=True)
+        begun = await open_session(desk.context, "Look.", "chat", attends=True)
         assert await owner_of(world, begun.session) == (desk.context.worker, 1)
         assert await world.store.claim(WorkerId("other"), 1, begun.session) == []
         made = await claim_session(desk.context, begun)
-        assert (await made.conversation.attend()).state == "COMPLETED"
+        assert (await made.conversation.attend()).state == "WAITING_FOR_INPUT"
+
+
+async def test_a_task_is_there_and_owned_before_its_model_is_asked(bench: Bench) -> None:
+    found: list[tuple[str, str, int]] = []
+
+    class Looks(Scripted):
+        async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+            with closing(sqlite3.connect(bench.file)) as file:
+                found.extend(file.execute("SELECT state, owner, generation FROM sessions").fetchall())
+            return await super().ask(prompt, permit, hear)
+
+    async with bench.agent(model=Looks([says("Done.")], bench.clock)) as agent:
+        assert (await agent.run("Look.")).ok
+    ((state, owner, generation),) = found
+    assert (state, bool(owner), generation) == ("RUNNING", True, 1)
+
+
+async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = await open_session(desk.context, "Look.", "task", attends=True)
+        made = await claim_session(desk.context, begun)
+        assert await world.events(session_stream(begun.session)) == []
+        foreseen = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in begun.events]
+        await made.conversation.attend()
+        events = await world.events(session_stream(begun.session))
+        stored = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in events]
+        assert foreseen == stored[: len(foreseen)]
+        assert [each.kind for each in events][:3] == ["session_started", "turn_started", "request_started"]
+
+
+class Stopped(AttendedPace):
+    """The pace of a session whose caller is cancelled before it takes a turn."""
+
+    async def before(self, news: Inbox) -> OpenTurn | Park | End:
+        raise asyncio.CancelledError
+
+
+async def test_a_run_that_is_cancelled_before_its_first_step_has_begun_and_may_be_gone_on_with(
+    world: World, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = await open_session(desk.context, "Look.", "task", attends=True)
+        made = await claim_session(desk.context, begun)
+        running, clock = made.running, desk.context.app.clock
+        stopped = Conversation(running, made.loop, clock, Stopped(made.loop), begun=begun.events, start=begun.start)
+        with pytest.raises(asyncio.CancelledError):
+            await stopped.attend()
+        assert await owner_of(world, begun.session) == (desk.context.worker, 1)
+        await stopped.give_back(asyncio.CancelledError())
+        came, _ = await attend_session(desk.called("ada").context, begun.session)
+        assert came.state == "COMPLETED"
 
 
 async def test_one_of_two_calls_with_the_same_id_attends_the_session(world: World, tmp_path: Path) -> None:
@@ -269,3 +324,16 @@ async def test_what_an_agent_declares_of_a_tool_holds_for_none_of_the_same_name(
                 assert brake is not None
                 found.append(brake.declaration("look").reads)
     assert found == ["trusted", "trusted", "anyone", "anyone", "trusted", "trusted"]
+
+
+async def test_what_is_hidden_from_models_is_salted_by_the_hash_of_the_first_event(
+    world: World, tmp_path: Path
+) -> None:
+    """Another process that takes the task over must hide it under the same names."""
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path, f"{THINKS}anonymize: {{enabled: true}}\n")
+        begun = await open_session(desk.context, "Look.", "task", attends=True)
+        hidden = (await claim_session(desk.context, begun)).running.standing.anonymize
+        first = (await world.events(session_stream(begun.session)))[0]
+        assert hidden is not None
+        assert hidden.salt == first.hash.hex()

@@ -544,23 +544,17 @@ class SessionRuntime:
             # What works for it may take its time to stop, and what is done must not wait for that.
             await self.settle_up()
             await self.ending()
-        words: bytes | None = None
         parent = self.began.parent
-        if parent:
-            words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS))
+        words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS)) if parent else None
         asked, standing = await self._questions() if self._asks else (), self.standing
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
         wakes = self.began.origin != "agent"
         write = lifecycle.end_session(self.lease, state, reason, parent, inbox_seen, words, asked, wakes_parent=wakes)
         ledger = self._guard.ledger
-        committed = await ledger.commit(
-            ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
-        )
+        write = ledger.look_at_caps(write, standing.whole_caps, standing.spender, partial(setattr, self, "_near"))
+        committed = await ledger.commit(write)
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
-
-    def _look_near(self, near: bool) -> None:  # noqa: FBT001 The ledger tells one thing.
-        self._near = near
 
     async def _questions(self) -> Sequence[str]:
         return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())
@@ -820,6 +814,10 @@ class SessionRuntime:
         """Commit a write of the session, and just before it its deferred writes."""
         return await self._guard.ledger.commit(write)
 
+    def put_off(self, write: Write) -> None:
+        """Commit a write with what follows."""
+        self._guard.ledger.put_off(self.lease, write)
+
     async def write(self, key: str, event: ev.AnyEvent, body: bytes | None = None) -> None:
         await self.write_all(key, [(event, body)])
 
@@ -834,7 +832,7 @@ class SessionRuntime:
             rows += rows_of_event(event)
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
         if goes_on:
-            self._guard.ledger.put_off(self.lease, write)
+            self.put_off(write)
         else:
             await self.commit(write)
 

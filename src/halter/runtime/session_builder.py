@@ -31,7 +31,7 @@ from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
 from halter.core.money import Cap, Caps, ScopedCap
-from halter.core.ports import Lease, Query, Store, Stored, read_body, read_stream
+from halter.core.ports import Lease, Query, Store, Stored, Write, read_body, read_stream
 from halter.core.provenance import Declaration
 from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
 from halter.core.schedules import Timing
@@ -514,11 +514,12 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
     begun: tuple[Stored, ...] = (),
+    start: Write | None = None,
 ) -> LiveSession:
     """Builds a session at work. With an `answer` tool it ends when the model has called it.
 
     With `sensed`, the tools that its sensors use and no model is offered, the session is resident. `begun` are all of
-    its events, if this process has just begun it.
+    its events, if this process has just begun it, and `start` what begins it, if that is still to be committed.
     """
     app, store = context.app, context.store
     past = begun or tuple(await read_stream(store, session_stream(row.session)))
@@ -548,7 +549,7 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     elif row.kind == "task":
         review = tasking.review if tasking is not None else review_nothing
         pace = PhaseWalk(running, loop, plan.phases, plan.offered, review)
-    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun)
+    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun, start=start)
     return LiveSession(running, loop, conversation, aware, plan.terms)
 
 

@@ -13,6 +13,7 @@ from halter.core.agent_spec import Playbook
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import (
+    SESSION_FORMAT,
     ContextGiven,
     CostCapReached,
     HistoryGiven,
@@ -24,7 +25,7 @@ from halter.core.events import (
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.messages import Message, Reply
 from halter.core.money import Leg, Spender, format_micros, list_accounts
-from halter.core.ports import Draft, Lease, Query, Store, Stored, offload_body, read_body, read_stream
+from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import from_body, join_names, shorten, to_body
@@ -143,11 +144,15 @@ class PrecedingSession(msgspec.Struct, frozen=True):
 
 
 class BegunSession(msgspec.Struct, frozen=True):
-    """A session to attend. One that this process has just begun comes with all of its events, and maybe its lease."""
+    """A session to attend. One that this process has just begun comes with all of its events, and maybe its lease.
+
+    `start` is what begins it, where the session's first commit is still to carry that.
+    """
 
     session: SessionId
     events: tuple[Stored, ...] = ()
     lease: Lease | None = None
+    start: Write | None = None
 
     def row(self) -> SessionRow | None:
         """The row of one that has only begun, as the store has it."""
@@ -187,7 +192,7 @@ async def open_session(
 
     The handover from the session `before` was written by a model, so it is not trusted. A `history` is a program's.
     A caller that `attends` it itself gets its lease with the start, unless the id was given: another call with the same
-    id may be at work on it.
+    id may be at work on it. The start of its task is not committed here but with the first step: nothing acts before.
     """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
@@ -205,7 +210,11 @@ async def open_session(
     body = to_body(redact(text))
     new = SessionId(event.session)
     lease = Lease(new, context.worker, 1) if attends and not session else None
-    start = lifecycle.start_session(event, *await offload_body(store, body), more, lease)
+    drafts = lifecycle.draft_start(event, *await offload_body(store, body), more)
+    start = lifecycle.commit_start(new, drafts, lease)
+    # A chat is told of elsewhere at once, and what hides data from models is salted by the hash of the first event.
+    if lease is not None and kind == "task" and context.agent.tasks.anonymize is None:
+        return BegunSession(new, lifecycle.foresee_start(start, drafts, context.app.clock.now()), lease, start)
     try:
         committed = await store.commit(start)
     except asyncio.CancelledError:
@@ -266,6 +275,7 @@ async def build_session_beginning(
         started_by=context.app.settings.person,
         definition=await context.definition(),
         folder=agent.folder,
+        format=SESSION_FORMAT,
     )
     more: list[Draft] = []
     memories, precedents, words = await read_kept_context(store, agent.policy.name)
@@ -372,7 +382,7 @@ async def claim_session(
     events = begun.events if lease.generation == 1 else ()
     try:
         return await build_live_session(
-            context, row, lease, watching=watching, waits=waits, answer=answer, begun=events
+            context, row, lease, watching=watching, waits=waits, answer=answer, begun=events, start=begun.start
         )
     except asyncio.CancelledError:
         await run_shielded(context.store.release(lease))

@@ -8,7 +8,7 @@ from halter.core import events as ev
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, inbox_stream, is_inbox, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
-from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow
 from halter.core.text import clean
@@ -31,10 +31,30 @@ def start_session(
     With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
     store never heard of is found dead only after another worker has begun.
     """
+    return commit_start(event.session, draft_start(event, task, blob, more), owner)
+
+
+def draft_start(
+    event: ev.SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+) -> list[Draft]:
     _check_id(event.session)
-    event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT))
-    drafts = [Draft(event, task, blob), *more]
-    return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts, takes=owner)
+    if event.format < ev.SESSION_FORMAT:
+        event = msgspec.structs.replace(event, format=ev.SESSION_FORMAT)
+    return [Draft(event, task, blob), *more]
+
+
+def commit_start(session: str, drafts: Sequence[Draft], owner: Lease | None = None) -> Write:
+    return Write(session_stream(session), f"{session}/start", lambda _: drafts, takes=owner)
+
+
+def foresee_start(start: Write, drafts: Sequence[Draft], at: int) -> tuple[Stored, ...]:
+    """The events of a start as they will be stored, but for what only the store knows: their time, salt and hash."""
+    found: list[Stored] = []
+    for seq, draft in enumerate(drafts, 1):
+        event, body, blob = draft.event, draft.body, draft.blob
+        kind, version = event.KIND, event.VERSION
+        found.append(Stored(start.stream, seq, kind, version, at, 0, start.key, blob, b"", body, None, b"", b"", event))
+    return tuple(found)
 
 
 def _check_id(session: str) -> None:

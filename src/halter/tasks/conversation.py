@@ -17,7 +17,7 @@ from halter.core.clock import Clock
 from halter.core.errors import HalterError, StoreUnavailable
 from halter.core.events import DecisionMade, SessionStarted, WakePosted
 from halter.core.messages import Message, Text
-from halter.core.ports import Stored
+from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase
 from halter.core.text import from_body, join_names
@@ -135,9 +135,10 @@ class Conversation:
 
     A session that is resident rests in the same hands, and is gone on with by attending it again. `begun` are all of
     its events, if this process has just begun it: then neither those nor its inbox are read before the first turn.
+    `start` is what begins it, where the first commit is to carry that.
     """
 
-    __slots__ = ("_begun", "_clock", "_pace", "_resident", "_seen", "_task", "loop", "running")
+    __slots__ = ("_begun", "_clock", "_pace", "_resident", "_seen", "_start", "_task", "loop", "running")
 
     def __init__(
         self,
@@ -148,6 +149,7 @@ class Conversation:
         *,
         resident: bool = False,
         begun: tuple[Stored, ...] = (),
+        start: Write | None = None,
     ) -> None:
         self.running = running
         self.loop = loop
@@ -156,6 +158,7 @@ class Conversation:
         self._resident = resident
         self._task: Stored | None = None
         self._begun = begun
+        self._start = start
         self._seen = 0
 
     async def attend(self, row: SessionRow | None = None) -> Conclusion:
@@ -212,6 +215,9 @@ class Conversation:
         events = await self.running.take_up(row, self._begun)
         self._task, self._begun = events[0], ()
         await self.loop.recall(events)
+        if self._start is not None:
+            self.running.put_off(self._start)
+            self._start = None
         if not self.loop.turn.over:
             await self._pace.go_on((await self._news(self.loop.turn.heard)).notes)
 
