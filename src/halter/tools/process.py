@@ -38,24 +38,26 @@ from halter.core.tools import AGENT_VARIABLE, Failed, Output, Unstoppable
 
 MAX_OUTPUT: Final = 10_000_000
 
+_JSON_TYPES: Final = frozenset((dict, list, int, float, bool, type(None)))
+"""Of what most results are: to tell these from others takes no look at their classes."""
+
 _WORD: Final = 4096
 """How far from a cut its edge is searched for, so that no recognisable key is cut in two."""
 
 
 def to_output(result: Any, max_output: int) -> Output:
-    if isinstance(result, str):
-        return Output(result if len(result) <= max_output else truncate_middle(result, max_output))
-    if isinstance(result, Output):
-        return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
-    return Output(to_text(result, max_output))
-
-
-def to_text(result: Any, max_output: int) -> str:
     """Text stays as it is, bytes become text or base64, anything else JSON."""
-    if isinstance(result, (bytes, bytearray)):
-        return bytes_to_text(bytes(result), max_output)
-    text: str = result if isinstance(result, str) else _json(result)
-    return text if len(text) <= max_output else truncate_middle(text, max_output)
+    if isinstance(result, str):
+        text: str = result
+    elif type(result) in _JSON_TYPES:
+        text = _json(result)
+    elif isinstance(result, Output):
+        return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
+    elif isinstance(result, (bytes, bytearray)):
+        return Output(bytes_to_text(bytes(result), max_output))
+    else:
+        text = _json(result)
+    return Output(text if len(text) <= max_output else truncate_middle(text, max_output))
 
 
 def bytes_to_text(data: bytes, max_output: int) -> str:
