@@ -540,6 +540,7 @@ async def test_a_cancelled_request_gets_its_outcome_too(world: World) -> None:
         (ScriptedFailure(billed=False), None, 0, False),
         (ScriptedFailure(billed=True), Usage(100, 3), 103, False),
         (ScriptedFailure(billed=True, unavailable=True), None, None, True),
+        (ScriptedFailure(billed=True), Usage(10**30, 3), None, False),
     ],
 )
 async def test_a_failure_costs_nothing_only_where_that_is_sure(

@@ -397,7 +397,7 @@ class ModelDoor:
     async def _take(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         """Mask an answer and settle its cost."""
         usage, usd, tokens = reply.usage, None, None
-        if usage is not None and not _is_plausible_usage(usage):
+        if usage is not None and usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
             # No store could keep such a report.
             usage, reply = None, msgspec.structs.replace(reply, usage=None)
         if flying.values:
@@ -519,14 +519,10 @@ def read_usage_report(left: object) -> UsageReport:
     return UsageReport(left.usage, final=left.final) if isinstance(left, ModelError) else UsageReport(None)
 
 
-def _is_plausible_usage(usage: Usage) -> bool:
-    return 0 <= usage.input_tokens + usage.output_tokens <= LARGEST_AMOUNT
-
-
 def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualResult) -> ActualResult:
     """Price the usage. Without a plausible report nothing better than the hold is known."""
     usage = report.usage
-    if usage is None or not _is_plausible_usage(usage):
+    if usage is None or usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
         return truth
     if not report.final:
         # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.

@@ -612,9 +612,11 @@ class ToolDoor:
 
     def _masked_call(self, asked: CallRequest) -> CallRequest:
         """Mask what will be written or shown; digests were made from the original."""
-        arguments, tool = self._masked(asked.arguments), self._redact(asked.tool)
-        if arguments is asked.arguments and tool == asked.tool and asked.flaw is None and asked.approval is None:
+        text, tool = from_body(asked.arguments), self._redact(asked.tool)
+        masked = self._redact(text)
+        if masked is text and tool == asked.tool and asked.flaw is None and asked.approval is None:
             return asked
+        arguments = asked.arguments if masked is text else to_body(masked)
         flaw = asked.flaw and (asked.flaw[0], self._redact(asked.flaw[1]))
         approval = asked.approval and self._masked_need(asked.approval, hidden=arguments != asked.arguments)
         return msgspec.structs.replace(asked, tool=tool, arguments=arguments, flaw=flaw, approval=approval)
