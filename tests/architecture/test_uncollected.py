@@ -20,7 +20,7 @@ from halter.core.vocabulary import Row
 VALUES: Final = (str, int, float, bool, bytes, type(None), msgspec.UnsetType, ...)
 CONTAINERS: Final = (Union, types.UnionType, tuple, frozenset, Mapping)
 DECODED: Final = frozenset(("Prompt.facts", "Declaration.defaults", "Leaf.value"))
-KEYS: Final = frozenset(("HoldTerms.above", "InFlight.rows", "JournalEffect.unless"))
+KEYS: Final = frozenset(("HoldTerms.keys", "InFlight.rows", "JournalEffect.unless"))
 EVENTS: Final = frozenset(("JournalEffect.event",))
 """Fields of any type, by what they hold: what was decoded from JSON, the keys of rows, an event."""
 

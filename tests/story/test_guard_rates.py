@@ -124,7 +124,7 @@ class Stale:
         return self._rates[key] if kind is RateRow else self._rows.get(kind, *key)
 
     def find(self, keys: Any) -> Any:
-        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+        return [self.get(kind, *key) for kind, key in keys]
 
 
 class Careless:

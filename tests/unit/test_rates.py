@@ -54,7 +54,7 @@ class Rows:
         return self.kept.get((kind, key))
 
     def find(self, keys: Any) -> Any:
-        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+        return [self.get(kind, *key) for kind, key in keys]
 
     def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
         project_event(event, Standing(stream, seq, self.now), self)

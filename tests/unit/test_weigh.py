@@ -33,7 +33,7 @@ class Laid:
         return self._rows.get((kind, key))
 
     def find(self, keys: Any) -> Any:
-        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+        return [self.get(kind, *key) for kind, key in keys]
 
 
 def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:

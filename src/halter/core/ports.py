@@ -185,8 +185,8 @@ class Rows(Protocol):
         """Return a row that the write declared, or None."""
         ...
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
-        """Return those of several rows that there are, in one look."""
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
+        """Return several rows in one look, each as `get` does."""
         ...
 
 

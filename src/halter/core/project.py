@@ -447,12 +447,8 @@ def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
 
     A hold on the fleet obeys the current policy of the store.
     """
-    return ((HoldRow, (hold,)), *list_budget_rows(legs)) if legs else ((HoldRow, (hold,)),)
-
-
-def list_budget_rows(legs: Sequence[Leg]) -> list[RowKey]:
-    keys = [budget_key(leg) for leg in legs]
-    return [*keys, POLICY_KEY] if any(leg.scope == FLEET for leg in legs) else keys
+    keys: tuple[RowKey, ...] = ((HoldRow, (hold,)), *map(budget_key, legs))
+    return (*keys, POLICY_KEY) if any(leg.scope == FLEET for leg in legs) else keys
 
 
 def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> SessionRow:
@@ -722,6 +718,9 @@ def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int
     return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
 
 
+BudgetKey = tuple[type[BudgetRow], tuple[str, str, Unit]]
+
+
 def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
     """What stands against a cap, or an empty row."""
     window = account.window
@@ -731,14 +730,14 @@ def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
     return row if row is not None else BudgetRow(account.scope, window, account.unit)
 
 
-def budget_key(account: Account) -> RowKey:
+def budget_key(account: Account) -> BudgetKey:
     scope, window, unit = account.scope, account.window, account.unit
     return _make_shared_key(scope, window, unit) if window else (BudgetRow, (scope, window, unit))
 
 
 # A window is that of an agent, a trigger, a model or the fleet: many sessions ask for the same.
 @lru_cache(maxsize=256)
-def _make_shared_key(scope: str, window: str, unit: Unit) -> RowKey:
+def _make_shared_key(scope: str, window: str, unit: Unit) -> BudgetKey:
     return (BudgetRow, (scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit))
 
 

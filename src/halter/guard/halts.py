@@ -242,8 +242,8 @@ class _HaltRows(msgspec.Struct, frozen=True):
         row = self.halts.get(key[0]) if kind is HaltRow else None
         return cast("R | None", row)
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
-        return [row for kind, key in keys if (row := self.get(kind, *key)) is not None]
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
+        return [self.get(kind, *key) for kind, key in keys]
 
 
 LONGEST_ERROR: Final = 300

@@ -33,7 +33,7 @@ from halter.core.money import (
     roll_legs,
 )
 from halter.core.ports import Draft, Rows, Write
-from halter.core.project import POLICY_KEY, budget_row, rows_of_hold
+from halter.core.project import POLICY_KEY, budget_key, budget_row, rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, OutputRow, RateRow, RuleRow
 from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
@@ -135,7 +135,7 @@ NO_RESERVE: Final = Reserve()
 
 
 def find_spendable_budgets(
-    rows: Rows, kept: Reserve, legs: Iterable[Leg]
+    legs: Sequence[Leg], rows: Sequence[BudgetRow | None], kept: Reserve
 ) -> tuple[list[tuple[Leg, BudgetRow]], int | None, int | None]:
     """Each leg with what stands against its cap, and the dollars and the tokens that the tightest of the caps leaves.
 
@@ -144,9 +144,8 @@ def find_spendable_budgets(
     budgets: list[tuple[Leg, BudgetRow]] = []
     usd: int | None = None
     tokens: int | None = None
-    for leg in legs:
-        unit, cap = leg.unit, leg.cap
-        row = rows.get(BudgetRow, leg.scope, leg.window, unit)
+    for place, leg in enumerate(legs):
+        unit, cap, row = leg.unit, leg.cap, rows[place]
         if row is None:
             row = BudgetRow(leg.scope, leg.window, unit)
         elif row.cap_by:
@@ -245,7 +244,7 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
 
 def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     halts = rows.find(asked.halts)
-    if halts and (halt := explain_halt(halts, asked.session, rows.now)):
+    if any(halts) and (halt := explain_halt(halts, asked.session, rows.now)):
         return [_make_call_refusal(asked, "external_halt", halt)]
     waived: tuple[Outcome, ...] = ()
     if asked.flaw is not None or asked.rate is not None or asked.untrusted:
@@ -258,7 +257,7 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
         if has_past_window(asked.legs, rows.now):
             return []
         legs = lower_legs_to_policy(asked.legs, rows)
-        verdict = reserve(find_spendable_budgets(rows, asked.kept, legs)[0])
+        verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), asked.kept)[0])
         if isinstance(verdict, CapReached) and asked.observe:
             waived = (*waived, "cost_cap_reached")
             legs = remove_caps(asked.legs)
@@ -274,12 +273,12 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
         agreed = answer
     if asked.legs and not held:
         return []
-    return [asked.draft(_make_call_intent(asked, agreed, held, waived))]
+    return [Draft(_make_call_intent(asked, agreed, held, waived), None if asked.blob else asked.arguments, asked.blob)]
 
 
-def explain_halt(halts: Iterable[HaltRow], session: str, now: int) -> str:
+def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:
     """R5: who halted one of the scopes, or that a resumed one is not let go yet."""
-    for row in halts:
+    for row in filter(None, halts):
         if row.halted:
             return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
         if now < row.at + compute_ramp_delay(session, row.ramp):

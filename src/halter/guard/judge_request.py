@@ -7,14 +7,15 @@ settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
-from halter.core.ids import FLEET, Digest, session_stream
+from halter.core.ids import FLEET, Digest
 from halter.core.money import (
     BudgetRow,
     CapReached,
@@ -32,7 +33,7 @@ from halter.core.money import (
     reserve,
 )
 from halter.core.ports import Draft, Rows
-from halter.core.project import budget_key, budget_row, list_budget_rows
+from halter.core.project import POLICY_KEY, BudgetKey, budget_key, budget_row
 from halter.core.rows import FleetPolicyRow, HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey
@@ -127,47 +128,46 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
 class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     """Where a request's amount is held: every account, and when the first of their windows ends.
 
-    `above` are the rows of the accounts above the session, which its agent's sessions share. What is held for the
-    `fleet` is bound to the store's own policy.
+    What is held for the `fleet` is bound to the store's own policy. `keys` are the rows of the accounts, where they are
+    kept: a session that waits for its first answer keeps none.
     """
 
     legs: tuple[Leg, ...]
-    above: tuple[RowKey, ...]
     ends_at: int | None
     fleet: bool
+    keys: tuple[BudgetKey, ...] = ()
 
 
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
     # The smallest amount touches every account.
     legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
-    own = session_stream(spender.session)
-    above, fleet = _list_rows_above(tuple([leg for leg in legs if leg.scope != own]))
-    return HoldTerms(legs, above, first_window_end(legs), fleet)
+    return HoldTerms(legs, first_window_end(legs), any(leg.scope == FLEET for leg in legs))
 
 
-@lru_cache(maxsize=256)
-def _list_rows_above(legs: tuple[Leg, ...]) -> tuple[tuple[RowKey, ...], bool]:
-    """The rows of accounts above a session, the same for all sessions of an agent, and whether the fleet's is one."""
-    return tuple(list_budget_rows(legs)), any(leg.scope == FLEET for leg in legs)
+def keep_keys(hold: HoldTerms) -> None:
+    force_setattr(hold, "keys", tuple(map(budget_key, hold.legs)))
 
 
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    hold, own = asking.terms or asking.hold, session_stream(asking.spender.session)
-    rows: list[RowKey] = [*asking.halts, (HoldRow, (asking.request,)), *hold.above]
-    rows += [(BudgetRow, (own, leg.window, leg.unit)) for leg in hold.legs if leg.scope == own]
+    hold = asking.terms or asking.hold
+    keys = hold.keys or map(budget_key, hold.legs)
+    rows: list[RowKey] = [*asking.halts, (HoldRow, (asking.request,)), *keys]
+    if hold.fleet:
+        rows.append(POLICY_KEY)
     return [*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))] if asking.paces else rows
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     halts = rows.find(asking.halts)
-    if halts and (halt := explain_halt(halts, asking.spender.session, rows.now)):
+    if any(halts) and (halt := explain_halt(halts, asking.spender.session, rows.now)):
         return [_make_request_refusal(asking, "external_halt", halt)]
     hold = asking.terms or asking.hold
     policy = rows.get(FleetPolicyRow, FLEET) if hold.fleet else None
     legs = hold.legs if policy is None else lower_legs(hold.legs, policy)
-    budgets, usd, tokens = find_spendable_budgets(rows, asking.kept, legs)
+    found = rows.find(hold.keys or [*map(budget_key, legs)])
+    budgets, usd, tokens = find_spendable_budgets(legs, found, asking.kept)
     waived: tuple[Outcome, ...] = ()
     rates = None if isinstance(asking.rates, Unpriced) else asking.rates
     if rates is None or asking.flaw is not None:

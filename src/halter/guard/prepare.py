@@ -46,7 +46,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms
+from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms, keep_keys
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -156,6 +156,8 @@ class SessionContext(msgspec.Struct, frozen=True):
         if known is None or known.model is not model or known.quarter != now // QUARTER:
             known = compile_request_terms(self, model, prices, now // QUARTER)
             force_setattr(self, "_request", known)
+        elif not known.hold.keys:
+            keep_keys(known.hold)
         return known
 
     def within(self, usd: int, spent: int) -> "SessionContext":

@@ -89,13 +89,11 @@ class WorkingSet(Changes, kw_only=True):
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R]:
-        found: list[R] = []
-        for key in keys:
-            row = self.loaded[key] if key in self.loaded else self.get(key[0], *key[1])
-            if row is not None:
-                found.append(row)
-        return found
+    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
+        try:
+            return [*map(self.loaded.__getitem__, keys)]
+        except KeyError:
+            return [self.get(kind, *key) for kind, key in keys]
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
