@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from halter.core.errors import ConfigError
 from halter.core.ids import WorkerId, session_stream
 from halter.core.messages import Message, Prompt, Reply, Text, TextListener
 from halter.core.money import Account
-from halter.core.ports import Query
+from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.tools import Permit
 from halter.core.vocabulary import SessionKind
@@ -89,6 +90,20 @@ async def test_a_task_is_there_and_owned_before_its_model_is_asked(bench: Bench)
     assert (state, bool(owner), generation) == ("RUNNING", True, 1)
 
 
+class Transactions:
+    """The kinds of the events that were committed together."""
+
+    every_seconds = 60.0
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        self.seen.append([stored.kind for stored in events])
+
+    def flush(self) -> None: ...
+
+
 async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
@@ -96,11 +111,15 @@ async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp
         made = await claim_session(desk.context, begun)
         assert await world.events(session_stream(begun.session)) == []
         foreseen = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in begun.events]
+        world.journal.observe(transactions := Transactions())
         await made.conversation.attend()
         events = await world.events(session_stream(begun.session))
         stored = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in events]
         assert foreseen == stored[: len(foreseen)]
-        assert [each.kind for each in events][:3] == ["session_started", "turn_started", "request_started"]
+        assert transactions.seen == [
+            ["session_started", "turn_started", "request_started"],
+            ["request_settled", "turn_ended", "session_ended"],
+        ]
 
 
 class Stopped(AttendedPace):

@@ -222,8 +222,9 @@ class Conversation:
             await self._pace.go_on((await self._news(self.loop.turn.heard)).notes)
 
     async def _next_turn(self) -> Conclusion | None:
-        """Opens the next turn, if it is time; the last one is recorded first."""
-        await self.running.settle_up()
+        """Opens the next turn, if it is time; the last one is recorded first, if there was one."""
+        if self.loop.turn.number:
+            await self.running.settle_up()
         news = await self._news()
         match await self._pace.before(news):
             case OpenTurn(parts, hot, quiet):
