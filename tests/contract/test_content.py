@@ -100,6 +100,21 @@ async def test_a_blob_that_is_not_there_is_a_key_error(store: JournalStore) -> N
         await store.get(Digest("no such digest"))
 
 
+async def test_many_events_of_one_write_keep_their_order_bodies_and_blobs(store: JournalStore) -> None:
+    blob = await store.put(b"large")
+    parts = [
+        (b"first", None),
+        (None, None),
+        (b"", None),
+        (None, blob),
+        *((b"%d" % number, None) for number in range(36)),
+    ]
+    drafts = [Draft(CallStarted(call=f"call {at}", tool="search"), *part) for at, part in enumerate(parts)]
+    committed = await store.commit(Write(ONE, "key", lambda _: drafts))
+    assert [(event.body, event.blob) for event in committed.events] == parts
+    assert await store.read(ONE) == list(committed.events)
+
+
 async def test_a_write_that_is_repeated_does_not_answer_with_what_was_erased(store: JournalStore) -> None:
     await store.commit(said("key", body=b"secret"))
     await store.commit(erasing(ONE, 1))

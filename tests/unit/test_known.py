@@ -35,7 +35,6 @@ class Table:
 
     def __init__(self) -> None:
         self.row: HaltRow | None = HALTED
-        self.version = 1
         self.looks = 0
 
     def look(self, _: RowKey) -> HaltRow | None:
@@ -54,7 +53,7 @@ def table() -> Table:
 
 @pytest.fixture
 def known(table: Table) -> RowCache:
-    return RowCache(table.look, lambda: table.version)
+    return RowCache(table.look)
 
 
 def test_a_row_is_looked_up_once(table: Table, known: RowCache) -> None:
@@ -70,13 +69,15 @@ def test_that_a_row_is_not_there_is_known_as_well(table: Table, known: RowCache)
 
 def test_after_somebody_else_wrote_everything_is_looked_up_again(table: Table, known: RowCache) -> None:
     known.load([FLEET])
-    table.row, table.version = RESUMED, 2
+    table.row = RESUMED
+    assert known.load([FLEET])[FLEET] == HALTED
+    known.version += 1
     assert known.load([FLEET])[FLEET] == RESUMED
 
 
 def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
     known.load([FLEET])
-    known.wrote(changing(RESUMED))
+    known.written = changing(RESUMED)
     assert known.load([FLEET])[FLEET] == HALTED
     known.committed()
     assert known.load([FLEET])[FLEET] == RESUMED
@@ -84,7 +85,7 @@ def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
 
 def test_what_is_undone_was_never_there(known: RowCache) -> None:
     known.load([FLEET])
-    known.wrote(changing(deletes=[FLEET]))
+    known.written = changing(deletes=[FLEET])
     known.forget()
     known.committed()
     assert known.load([FLEET])[FLEET] == HALTED
@@ -194,13 +195,13 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
         looks.append(key)
         return there[0] if there else None
 
-    known, key = RowCache(look, lambda: 1), hold.key()
+    known, key = RowCache(look), hold.key()
     assert [known.load([key])[key] for _ in range(2)] == [None, None]
     assert len(looks) == 2
-    known.wrote(Changes({key: hold}))
+    known.written = Changes({key: hold})
     known.committed()
     assert known.load([key])[key] is hold
-    known.wrote(Changes(deletes={key: None}))
+    known.written = Changes(deletes={key: None})
     known.committed()
     assert known.load([key])[key] is None
 
@@ -371,11 +372,11 @@ async def test_a_store_that_is_opened_with_a_clock_set_back_puts_no_event_before
 def test_when_more_was_written_than_is_known_the_store_is_asked() -> None:
     head = StreamRow("fleet", 1, b"", 1)
     there: list[StreamRow] = []
-    known = RowCache(lambda _: there[0] if there else None, lambda: 1)
+    known = RowCache(lambda _: there[0] if there else None)
     for seq in range(1, MOST_CACHED_WRITES + 2):
         known.load([head.key()])
         assert not known.may_repeat([head.key()], [f"key{seq}"])
-        known.wrote(Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")]))
+        known.written = Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")])
         known.committed()
         there = [head]
     known.load([head.key()])

@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import filterfalse
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
@@ -35,7 +34,7 @@ from halter.core.ports import (
 from halter.core.rows import TABLES, AuditRow, HoldRow, StreamRow
 from halter.core.text import clean
 from halter.core.vocabulary import Row, RowKey
-from halter.journal.apply import Changes, WorkingSet, find_latest_time
+from halter.journal.apply import TIMES, Changes, WorkingSet
 
 
 class IndexedChunk(msgspec.Struct, frozen=True):
@@ -267,11 +266,18 @@ def make_row_statements(row: type[Row]) -> RowStatements:
     columns = [f'"{name}"' for name in names]
     return RowStatements(
         select=f"SELECT {', '.join(columns)} FROM {row.TABLE} WHERE {key}",
-        insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
+        insert=make_insert(row.TABLE, names, 1),
         update=_make_whole_update(row),
         delete=f"DELETE FROM {row.TABLE} WHERE {key}",
         clear=f"DELETE FROM {row.TABLE}",
     )
+
+
+@cache
+def make_insert(table: str, columns: Sequence[str], count: int) -> str:
+    """The statement that adds so many rows. If it fails half-way, only its transaction undoes it: that costs less."""
+    names, row = ", ".join(f'"{name}"' for name in columns), ", ".join("?" * len(columns))
+    return f"INSERT OR FAIL INTO {table} ({names}) VALUES {', '.join([f'({row})'] * count)}"
 
 
 def _make_whole_update(row: type[Row]) -> str:
@@ -363,18 +369,16 @@ _KEY_OF: Final = attrgetter("key")
 
 
 class RowCache:
-    """The rows of a store as one connection knows them.
+    """The rows of a store as one connection knows them. Its own changes are passed in, and count once committed."""
 
-    `version` changes when another connection commits; then the cache is empty. The connection's own changes are passed
-    in, and count once committed.
-    """
-
-    def __init__(self, look: Callable[[RowKey], Row | None], version: Callable[[], int]) -> None:
+    def __init__(self, look: Callable[[RowKey], Row | None]) -> None:
         self._look = look
-        self._version = version
+        self.version = 0
+        """Changes when another connection commits; then the cache is empty."""
         self._at = -1
         self.rows: dict[RowKey, Row | None] = {}
-        self._written: Changes | None = None
+        self.written: Changes | None = None
+        """The changes of the open transaction."""
         self._writes: set[str] = set()
         """The keys of all writes to the streams that this connection began."""
         self._others: set[RowKey] = set()
@@ -384,28 +388,27 @@ class RowCache:
 
     def load(self, keys: Sequence[RowKey], postponed: set[RowKey] | None = None) -> dict[RowKey, Row | None]:
         """The rows with these keys. Given a set, what is made once and not known is added to it, and not looked up."""
-        version = self._version()
-        if version != self._at or len(self.rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
+        if self.version != self._at or len(self.rows) > MOST_CACHED_ROWS or len(self._writes) > MOST_CACHED_WRITES:
             self.forget()
-            self._at = version
-        known = self.rows
-        missed: dict[RowKey, Row | None] = {}
-        for key in filterfalse(known.__contains__, keys):
-            if postponed is not None and key[0] in MADE_ONCE:
-                postponed.add(key)
-                continue
-            row = missed[key] = self._look(key)
-            # What is made once, under an id of its own, is not asked for again while it does not exist.
-            if row is not None or key[0] not in MADE_ONCE:
-                known[key] = row
-            if row is not None and key[0] is StreamRow:
-                self._others.add(key)
-        if missed:
-            self.latest = find_latest_time(missed, self.latest)
-        find = known.get
-        loaded = {key: find(key) for key in keys}
-        for key in postponed or ():
-            del loaded[key]
+            self._at = self.version
+        find = self.rows.get
+        loaded: dict[RowKey, Any] = {}
+        for key in keys:
+            row = find(key, self)
+            if row is self:
+                kind = key[0]
+                if postponed is not None and kind in MADE_ONCE:
+                    postponed.add(key)
+                    continue
+                row = self._look(key)
+                # What is made once, under an id of its own, is not asked for again while it does not exist.
+                if row is not None or kind not in MADE_ONCE:
+                    self.rows[key] = row
+                if row is not None and kind in TIMES:
+                    self.latest = max(self.latest, TIMES[kind](row))
+                if row is not None and kind is StreamRow:
+                    self._others.add(key)
+            loaded[key] = row
         return loaded
 
     def may_repeat(self, rows: Sequence[RowKey], writes: Sequence[str]) -> bool:
@@ -413,18 +416,14 @@ class RowCache:
         others = self._others
         return not (self._writes.isdisjoint(writes) and (not others or others.isdisjoint(rows)))
 
-    def wrote(self, changes: Changes) -> None:
-        """Take in the changes of the open transaction."""
-        self._written = changes
-        if changes.events:
-            self.latest = max(self.latest, changes.events[-1].at)
-
     def committed(self) -> None:
         """Know what was written. Append-only rows are rarely read again, so they are skipped."""
-        changes, self._written, rows = self._written, None, self.rows
+        changes, self.written, rows = self.written, None, self.rows
         if changes is None:
             return
-        self._writes.update(map(_KEY_OF, changes.events))
+        if changes.events:
+            self.latest = max(self.latest, changes.events[-1].at)
+            self._writes.update(map(_KEY_OF, changes.events))
         rows |= changes.updates
         for key, row in changes.inserts.items():
             if not row.APPEND_ONLY or key in rows:
@@ -442,7 +441,7 @@ class RowCache:
 
     def forget(self) -> None:
         self.rows.clear()
-        self._written = None
+        self.written = None
         self._writes.clear()
         self._others.clear()
 

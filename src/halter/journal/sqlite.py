@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import cache
 from itertools import compress
-from operator import ne
+from operator import attrgetter, ne
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -48,6 +48,7 @@ from halter.journal.engine import (
     describe_missing_blob,
     list_migrations,
     load_queries,
+    make_insert,
     make_row_statements,
     make_update,
     read_meta_values,
@@ -418,9 +419,7 @@ class SqliteEngine:
         with self._in_words:
             self._connection = self._reader = self._connect(path)
         self._looks_first = False
-        self._others_wrote = 0
-        """Changes when another connection has committed; read under the lock."""
-        self._known = RowCache(self._row, lambda: self._others_wrote)
+        self._known = RowCache(self._row)
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -463,7 +462,7 @@ class SqliteEngine:
         pauses = 0
         while True:
             try:
-                self._others_wrote = self._connection.take_lock()
+                self._known.version = self._connection.take_lock()
             except sqlite3.Error as error:
                 if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                     raise translate_sqlite_error(error, self._path) from error
@@ -495,13 +494,14 @@ class SqliteEngine:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         try:
             statements = _group_row_statements(changes, self._known.rows)
-            statements[self._sql["append"]] = map(_to_event_parameters, changes.events)
+            if changes.events:
+                _add_event_statements(statements, changes.events)
             self._connection.execute_all(statements.items())
             if changes.erasures:
                 self._connection.execute_all(self._list_erasures(changes.erasures))
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
-        self._known.wrote(changes)
+        self._known.written = changes
 
     def _list_erasures(self, erasures: Sequence[EraseBodies]) -> Iterator[tuple[str, Iterable[Any]]]:
         for erase in erasures:
@@ -795,9 +795,25 @@ TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
 """Rows with `bytes`, which are copied for the same reason as those of an event."""
 
 
-def _to_event_parameters(event: Stored) -> tuple[Any, ...]:
-    """The columns of an event. sqlite3 searches an adapter for each None and `bytes`: that takes longer than a copy."""
-    head = (event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key, event.blob or "")
-    body, salt = event.body, event.salt
-    words = (None if body is None else bytearray(body), None if salt is None else bytearray(salt))
-    return (*head, bytearray(event.facts), *words, bytearray(event.digest), bytearray(event.hash))
+EVENTS_PER_STATEMENT: Final = 16
+EVENT_COLUMNS: Final = Stored.__struct_fields__[:-1]
+COLUMNS_WITHOUT_BLOB: Final = tuple(name for name in EVENT_COLUMNS if name != "blob")
+_BLOB_OF: Final = attrgetter("blob")
+
+
+def _add_event_statements(statements: dict[str, Any], events: Sequence[Stored]) -> None:
+    """Several events in one statement, in their order. Each None or `bytes` costs more to bind than a copy."""
+    blobs = any(map(_BLOB_OF, events))
+    values: list[Any] = []
+    for event in events:
+        body, salt = event.body, event.salt
+        values += event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key
+        if blobs:
+            values.append(event.blob)
+        values += bytearray(event.facts), body and bytearray(body), salt and bytearray(salt)
+        values += bytearray(event.digest), bytearray(event.hash)
+    columns = EVENT_COLUMNS if blobs else COLUMNS_WITHOUT_BLOB
+    most = EVENTS_PER_STATEMENT * len(columns)
+    for start in range(0, len(values), most):
+        some = values[start : start + most]
+        statements.setdefault(make_insert("events", columns, len(some) // len(columns)), []).append(some)

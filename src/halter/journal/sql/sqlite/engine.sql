@@ -146,11 +146,6 @@ FROM events WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit;
 SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash
 FROM events WHERE key = :key ORDER BY position;
 
--- name: append
--- One event. That it names no blob is said by an empty text.
-INSERT INTO events (stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash)
-VALUES (?, ?, ?, ?, ?, ?, ?, NULLIF(?, ''), ?, ?, ?, ?, ?);
-
 -- name: erase_bodies
 -- The bodies and their salts go; the digests stay and keep the chain whole.
 UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
