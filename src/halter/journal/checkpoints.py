@@ -267,21 +267,20 @@ class Checkpointer:
                 if known is None or seq > known[0]:
                     heads[stream] = (seq, event.hash)
                     self._last = stream
-                if event.kind in _NOTED:
+                if event.kind in _SETTLED_KINDS:
+                    settled = event.event
+                    if isinstance(settled, _SETTLED) and (charge := settled.charge) and charge.usd:
+                        self._tally[USD] += charge.usd
+                elif event.kind in IMMEDIATE_KINDS:
                     self._note(event)
             self._events += len(events)
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
 
     def _note(self, stored: Stored) -> None:
-        event = stored.event
-        if isinstance(event, (ev.CallSettled, ev.RequestSettled)):
-            if event.charge is not None and event.charge.usd:
-                self._tally[USD] += event.charge.usd
-            return
-        if stored.kind in IMMEDIATE_KINDS and not self.problem:
+        if not self.problem:
             self._due_at = 0
-        match event:
+        match stored.event:
             case ev.HaltRequested():
                 self._tally[HALTS] += 1
             case ev.DecisionMade(verdict="deny"):
@@ -369,7 +368,8 @@ class Checkpointer:
         )
 
 
-_NOTED: Final = IMMEDIATE_KINDS | {ev.CallSettled.KIND, ev.RequestSettled.KIND}
+_SETTLED: Final = (ev.CallSettled, ev.RequestSettled)
+_SETTLED_KINDS: Final = frozenset(kind.KIND for kind in _SETTLED)
 
 
 def _is_ours(file: int) -> bool:

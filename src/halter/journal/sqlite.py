@@ -360,6 +360,8 @@ class SqliteView:
 
 def run_sqlite_query(connection: ForkSafeConnection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     columns, rows = connection.query(load_queries("queries.sql")[name], dict(params))
+    if not rows:
+        return []
     names = [column[0] for column in columns]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -477,8 +479,10 @@ class SqliteEngine:
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
-        with self._in_words:
+        try:
             found = self._connection.fetch(make_row_statements(kind).select, values)
+        except SQLITE_ERRORS as error:
+            raise translate_sqlite_error(error, self._path) from error
         return kind(*found[0]) if found else None
 
     def save(self, changes: Changes) -> None:
@@ -582,8 +586,10 @@ class SqliteEngine:
         self._known.drop([(SessionRow, (lease.session,))])
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        with self._in_words:
+        try:
             return run_sqlite_query(self._reader, name, params)
+        except SQLITE_ERRORS as error:
+            raise translate_sqlite_error(error, self._path) from error
 
     def put(self, digest: Digest, data: bytes) -> None:
         with self._transaction() as execute:
