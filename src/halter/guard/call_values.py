@@ -98,10 +98,11 @@ def find_use(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
 
 def has_figures_alone(declaration: Declaration, whole: Mapping[str, Any]) -> bool:
     """Whether a call has declared figures and nothing else, and no place among them."""
-    uses = declaration.arguments
-    for name, value in whole.items():
-        use = uses.get(name)
-        if type(value) not in FIGURES or use is None or use.role == "destination" or "." in name:
+    if not FIGURES.issuperset(map(type, whole.values())):
+        return False
+    for name in whole:
+        use = declaration.arguments.get(name)
+        if use is None or use.role == "destination" or "." in name:
             return False
     return True
 
