@@ -168,7 +168,7 @@ class BudgetRow(Row, frozen=True):
             return self
         return msgspec.structs.replace(self, cap=max(0, self.cap - kept))
 
-    def moved(self, *, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
+    def moved(self, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
         return BudgetRow(
             self.scope,
             self.window,

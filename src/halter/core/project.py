@@ -318,7 +318,7 @@ _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
     """Change the rows as an event says."""
-    PROJECTIONS.get(type(event), project_session_event)(event, place, known)
+    PROJECTIONS[type(event)](event, place, known)
 
 
 def _request_started(event: ev.RequestStarted, place: EventPlace, known: MutableRows) -> None:
@@ -577,7 +577,7 @@ def _place_hold(
         if row.window == MINUTE_WINDOW:
             known.put(money.add_to_minute(row, leg, held=leg.amount))
         else:
-            known.put(row.capped(leg.cap, at, held=leg.amount))
+            known.put(row.capped(leg.cap, at, "", leg.amount))
 
 
 def _settle_hold(
@@ -621,12 +621,13 @@ def _free_hold(hold: HoldRow, charge: Charge, known: MutableRows) -> int:
     known.drop(hold.key())
     held_usd = 0
     for leg in hold.taken():
-        row, amount, spent = budget_row(known, leg), leg.amount, charge.of(leg.unit)
+        row, amount, unit = budget_row(known, leg), leg.amount, leg.unit
+        spent = charge.tokens if unit == "tokens" else charge.of(unit)
         if row.window == MINUTE_WINDOW:
             known.put(money.add_to_minute(row, leg, spent=spent, held=-amount))
         else:
-            known.put(row.moved(spent=spent, held=-amount))
-        if amount > held_usd and leg.unit == "usd":
+            known.put(row.moved(spent, -amount))
+        if unit == "usd" and amount > held_usd:
             held_usd = amount
     for over in charge.overruns:
         known.put(budget_row(known, over).moved(overrun=over.amount))
@@ -741,7 +742,8 @@ def _make_shared_key(scope: str, window: str, unit: Unit) -> BudgetKey:
     return (BudgetRow, (scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit))
 
 
-PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] = {
+PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPlace, MutableRows], None]]] = {
+    **dict.fromkeys(get_args(ev.AnyEvent), project_session_event),
     ev.SessionStarted: _session_started,
     ev.SessionEnded: _session_ended,
     ev.TurnStarted: _turn_started,
@@ -753,4 +755,4 @@ PROJECTIONS: Final[dict[type, Callable[[Any, EventPlace, MutableRows], None]]] =
     **dict.fromkeys(get_args(ev.ArtifactEvent), project_artifact_event),
     **dict.fromkeys((ev.TurnEnded, *get_args(ev.ChannelEvent)), _project_nothing),
 }
-"""The kinds of events that have a function of their own; all others are a session's."""
+"""How each kind of event changes the rows."""

@@ -18,7 +18,7 @@ from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import Digest, StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Lease, Stored, Write
-from halter.core.project import PROJECTIONS, EraseBodies, project_session_event
+from halter.core.project import PROJECTIONS, EraseBodies
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
 
@@ -97,14 +97,14 @@ class WorkingSet(Changes, kw_only=True):
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        key, rows = row.key(), self.loaded
+        key, rows, inserts = row.key(), self.loaded, self.inserts
         if rows.get(key) is not None:
-            (self.inserts if key in self.inserts else self.updates)[key] = row
-        elif key in self.deletes:
+            (inserts if inserts and key in inserts else self.updates)[key] = row
+        elif self.deletes and key in self.deletes:
             del self.deletes[key]
             self.updates[key] = row
         elif key in rows or row.APPEND_ONLY or key in self.postponed:
-            self.inserts[key] = row
+            inserts[key] = row
         else:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
@@ -156,6 +156,9 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
     return keys, rows
 
 
+_KINDS: Final = {event: (event.KIND, event.VERSION, project) for event, project in PROJECTIONS.items()}
+
+
 def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fenced: bool = True) -> WriteAnswer:
     """Do one write after its `first`; if that is refused, so is this one. A repeated one answers as the first time."""
     first = None
@@ -189,21 +192,23 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
             rows.get(StreamRow, stream)
             seq, previous, changed = 1, CHAIN_START, rows.inserts
         else:
-            seq, previous, changed = head.head + 1, head.hash, rows.inserts if place in rows.inserts else rows.updates
+            seq, previous, changed = head.head + 1, head.hash, rows.updates
+            if rows.inserts and place in rows.inserts:
+                changed = rows.inserts
         if blob is not None:
             rows.blobs.append(blob)
         if body is None:
             salt, digest = None, NO_BODY
         else:
             salt = next(salts)
-            digest = digest_body(salt, body)
+            digest = sha256(salt + body).digest()
         # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-        kind, version, term = event.KIND, event.VERSION, generation if stream == own else 0
+        (kind, version, project), term = _KINDS[type(event)], generation if stream == own else 0
         chained = hash_event(previous, (stream, seq, kind, version, at, term, key, blob), facts, digest)
         stored = Stored(stream, seq, kind, version, at, term, key, blob, facts, body, salt, digest, chained, event)
         events.append(stored)
         loaded[place] = changed[place] = StreamRow(stream, seq, chained, at)
-        PROJECTIONS.get(type(event), project_session_event)(event, stored, rows)
+        project(event, stored, rows)
     made = tuple(events[before:])
     if made:
         if (taken := write.takes) is not None and (row := rows.get(SessionRow, taken.session)) is not None:

@@ -206,7 +206,7 @@ class MemoryEngine:
 
     def save(self, changes: WorkingSet) -> None:
         """Apply all changes; nothing can fail half-way."""
-        inserts, deletes, events = changes.inserts, changes.deletes, changes.events
+        inserts, deletes = changes.inserts, changes.deletes
         rows, listed = self._rows, self._tables
         for digest in changes.blobs:
             if digest not in self._blobs:
@@ -223,10 +223,11 @@ class MemoryEngine:
                     del rows[key]
                     if key[0] in listed:
                         listed[key[0]].pop(key, None)
-            for event in events:
-                self._streams[event.stream].append(event)
+            streams, by_write = self._streams, self._by_write
+            for event in changes.events:
+                streams[event.stream].append(event)
             for key, made in changes.earlier.items():
-                self._by_write[key] = made[0] if len(made) == 1 else made
+                by_write[key] = made[0] if len(made) == 1 else made
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:
                 self._unmirrored.take_in(changes)
