@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from halter.core.errors import StoreError
-from halter.core.events import RequestStarted, Unknown
-from halter.core.ids import StreamId, WorkerId
+from halter.core.events import RequestStarted, TurnStarted, Unknown
+from halter.core.ids import StreamId, WorkerId, session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.ports import Draft, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
@@ -350,6 +350,33 @@ async def test_an_error_of_the_file_is_one_of_the_store_also_where_a_row_is_look
     broken.clear()
     await store.commit(write)
     await store.close()
+
+
+async def test_of_events_of_which_the_store_refuses_one_nothing_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "halter.db"
+    made = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
+    store, stream, draft = JournalStore(made, inline=True), session_stream("s"), Draft(TurnStarted(turn=1))
+    await store.commit(Write(stream, "first", lambda _: [draft]))
+    with sqlite3.connect(path) as by_hand:
+        by_hand.execute("CREATE TEMP TABLE copied AS SELECT * FROM events")
+        by_hand.execute("UPDATE copied SET position = 9, seq = 3, key = 'by hand'")
+        by_hand.execute("INSERT INTO events SELECT * FROM copied")
+    by_hand.close()
+    with pytest.raises(StoreError, match="refused a row"):
+        await store.commit(Write(stream, "more", lambda _: [draft] * 3))
+    assert [event.key for event in await store.read(stream)] == ["first", "by hand"]
+    await store.close()
+
+
+async def test_a_question_to_a_file_that_fails_has_an_error_of_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "halter.db"
+    made = SqliteEngine(str(path), now=lambda: 1, new_id=lambda: "store")
+    with sqlite3.connect(path) as by_hand:
+        by_hand.execute("DROP TABLE halts")
+    by_hand.close()
+    with pytest.raises(StoreError, match="no such table: halts"):
+        made.ask("all_halts", {})
+    made.close()
 
 
 def test_rows_that_are_made_anew_are_looked_up_again(engine: Callable[[], SqliteEngine]) -> None:
