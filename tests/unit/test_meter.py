@@ -32,6 +32,12 @@ def test_the_sizes_of_messages_add_up_to_the_size_of_a_prompt() -> None:
     )
 
 
+def test_all_that_is_said_of_a_call_and_its_result_is_counted_in_bytes() -> None:
+    size = bound_message_tokens(Message("assistant", (ToolCall("", "", ""),)))
+    assert bound_message_tokens(Message("assistant", (ToolCall("c1", "réad", "{}"),))) == size + 2 + 5 + 2
+    assert bound_message_tokens(Message("user", (ToolResult("c1", "read", "ok", "\ud800"),))) == size + 2 + 4 + 3
+
+
 def test_a_message_is_counted_once() -> None:
     message = make_user_message("Hello.")
     assert measure_message(message) == bound_message_tokens(message)

@@ -198,12 +198,11 @@ def bound_message_tokens(message: Message) -> int:
     for part in message.parts:
         # Of a struct that it is none, `isinstance` takes long to find out.
         if type(part) is Text:
-            text, name, size = part.text, "", size + part.tokens
+            said, size = part.text, size + part.tokens
         else:
-            text, name = part.arguments if type(part) is ToolCall else part.text, part.id + part.tool
+            said = part.id + part.tool + (part.arguments if type(part) is ToolCall else part.text)
         # Counted here: all that is said comes by.
-        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else count_bytes(text))
-        size += len(name) if name.isascii() else count_bytes(name)
+        size += MESSAGE_OVERHEAD + (len(said) if said.isascii() else count_bytes(said))
     return size
 
 
