@@ -128,6 +128,25 @@ async def test_a_raised_cap_lets_the_session_go_on_in_place(world: World, by: st
     assert story.desk.done == {"look": 1, "look b": 1}
 
 
+async def test_a_call_that_meets_a_cap_is_made_once_it_is_raised_and_counts(world: World) -> None:
+    story = priced(world, [calls("pay", usage=used(4000, 85_000)), says("Paid.")], ASK)
+    running = world.spawn(attended(story, "Pay."))
+    await world.store.commit(raise_cap(await asked(world), CAP, 10_000_000, "ada", "raise"))
+    await running
+    await exact(story, came_of(story), "COMPLETED", "completed")
+    assert story.desk.done == {"pay": 1}
+    assert story.loop is not None
+    assert story.loop.spent == (await world.session("s")).spent
+
+
+async def test_what_a_call_cost_counts_at_once(world: World) -> None:
+    story = priced(world, [calls("pay"), says("Paid.")])
+    await story.run("Pay.")
+    assert story.loop is not None
+    assert story.loop.spent == (await world.session("s")).spent
+    assert story.loop.spent.usd > 250_000
+
+
 async def attended(story: Story, task: str = "") -> None:
     await (story.run(task) if task else story.attend())
 

@@ -267,10 +267,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         asked = answered = handed = False
         for result in results:
             tool, done = result.tool, result.outcome == "ok"
-            refused = refused or not done
+            if not done:
+                refused = True
             if tool not in _VERBS:
                 active = True
-                handed = handed or (done and tool.startswith(HAND_OFF))
+                if done and tool.startswith(HAND_OFF):
+                    handed = True
             elif tool == FINAL_ANSWER:
                 tried, answered = True, answered or done
             elif tool == YIELD:

@@ -252,7 +252,7 @@ class TurnLoop:
         session rests, or ends.
         """
         recalled, running, clock, rules = self._recalled, self._running, self._clock, self.rules
-        left: tuple[int | None, int | None] = None, None
+        usd = tokens = None
         done, now = 0, clock.now()
         while not (turn := recalled.turn).over:
             done += 1
@@ -263,15 +263,17 @@ class TurnLoop:
             if turn.calls:
                 step = decide_next_step(turn, rules, now, worked)
             else:
-                chance, left = self._chance.random() if turn.failures else 1.0, running.left()
-                near = not turn.warned and self._near_reserve(*left)
+                usd, tokens = running.left()
+                chance = self._chance.random() if turn.failures else 1.0
+                near = not turn.warned and self._near_reserve(usd, tokens)
                 step = decide_next_step(turn, rules, now, worked, near_budget=near, chance=chance)
             # By its type: most are one of these two, and a pattern takes long to find that it does not match.
             if type(step) is Think:
                 if step.after:
                     await running.pause(step.after)
-                    left, worked = running.left(), turn.time_worked(clock.now())
-                volatile = self._describe_now(*left)
+                    usd, tokens = running.left()
+                    worked = turn.time_worked(clock.now())
+                volatile = self._describe_now(usd, tokens)
                 room = self._window.has_room(volatile)
                 if not room:
                     room, now = await self._make_room(step.model), clock.now()
@@ -387,8 +389,16 @@ class TurnLoop:
                 self._watching.acts(members)
             if len(calls) > 1:
                 name = self._name_group(members[0].group, calls)
-            goes_on = len(members) == 1 and self._away
-            self._keep(members, await running.calls(self._make_calls(members, name, left, goes_on=goes_on)))
+            lone = len(members) == 1
+            made = self._make_calls(members, name, left, goes_on=lone and self._away)
+            if lone:
+                # As with a request, there is no other frame between the turn and the door.
+                tried = running.attempted(made[0], await running.begin(made[0]))
+                answer = running.take_answer(tried)
+                answers = (answer,) if answer is not None else await running.answers(made, (tried,))
+            else:
+                answers = await running.calls(made)
+            self._keep(members, answers)
             now = self._clock.now()
         if running.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)

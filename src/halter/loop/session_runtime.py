@@ -132,6 +132,9 @@ async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
 REST_POLL_INTERVAL: Final = 30 * SECOND
 """Polling interval while resting. Change hints arrive at once, but may be lost."""
 
+Attempt = Answer | NeedsPerson | StillHeld
+"""What comes of one attempt to make a call."""
+
 CheckWaiting = Callable[[], Awaitable[bool]]
 
 WaitListener = Callable[[NeedsPerson, State], None]
@@ -335,16 +338,18 @@ class SessionRuntime:
         else:
             await self._guard.ledger.settle_in_doubt(self.lease, [flight])
 
-    async def attempt(self, call: Call, standing: SessionContext | None = None) -> Answer | NeedsPerson | StillHeld:
-        attempt = self._count_attempts(call)
-        answer = await self._guard.call(self.lease, standing or self.standing, call, self._tools, attempt)
-        return self._attempted(call, answer)
+    def begin(self, call: Call, standing: SessionContext | None = None) -> Coroutine[Any, Any, Attempt]:
+        """Make a call once; what comes of it must be taken in with `attempted`."""
+        return self._guard.call(self.lease, standing or self.standing, call, self._tools, self._count_attempts(call))
+
+    async def attempt(self, call: Call, standing: SessionContext | None = None) -> Attempt:
+        return self.attempted(call, await self.begin(call, standing))
 
     def _count_attempts(self, call: Call) -> int:
         """How often a call was tried; one that was staged, also in another process, was tried once."""
         return self._attempts.get(call.id) or (1 if call.stage == "over" else 0)
 
-    def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
+    def attempted(self, call: Call, answer: Attempt) -> Attempt:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
         if not isinstance(answer, Answer) or answer.outcome in REFUSAL_OUTCOMES:
             if isinstance(answer, StillHeld):
@@ -362,44 +367,41 @@ class SessionRuntime:
 
         `standing` may be narrower than the session's own.
         """
-        (answer,) = await self.calls([call], standing)
-        return answer
+        tried = self.attempted(call, await self.begin(call, standing))
+        return self.take_answer(tried) or (await self.answers([call], [tried], standing))[0]
+
+    def take_answer(self, tried: Attempt) -> Answer | None:
+        """Count what one call cost; None where that is not all there is to do: see `answers`."""
+        if not isinstance(tried, Answer) or tried.cap is not None or self.lease.session in self._guard.paid_beside:
+            return None
+        self.spent_usd += tried.cost_micros
+        return tried
 
     async def calls(self, calls: Sequence[Call], standing: SessionContext | None = None) -> Sequence[Answer]:
         """Make calls concurrently up to a limit; one that waits does not block the others."""
+        return await self.answers(calls, await self._tried(calls, standing), standing)
+
+    async def answers(
+        self, calls: Sequence[Call], tried: Sequence[Attempt], standing: SessionContext | None = None
+    ) -> Sequence[Answer]:
+        """Count what calls cost, wait for what they lacked, and try those again, until all are answered."""
         answers: dict[str, Answer] = {}
         waiting, overrun = calls, False
         while waiting:
-            if len(waiting) == 1:
-                call = waiting[0]
-                attempt = self._attempts.get(call.id) or (1 if call.stage == "over" else 0)
-                answer = await self._guard.call(self.lease, standing or self.standing, call, self._tools, attempt)
-                tried: Sequence[Answer | NeedsPerson | StillHeld] = (self._attempted(call, answer),)
-            else:
-                tried = await self._tried(waiting, standing)
             if (beside := self._guard.paid_beside.pop(self.lease.session, None)) is not None:
                 self.spent_usd += beside.usd
                 self.spent_tokens += beside.tokens
                 overrun = overrun or beside.overrun
-            made: list[Answer] = []
-            passed = True
             for each in tried:
                 if isinstance(each, Answer):
-                    made.append(each)
+                    answers[each.call] = each
                     self.spent_usd += each.cost_micros
-                    passed = passed and each.cap is None
-                else:
-                    passed = False
-            if passed and waiting is calls and not overrun:
-                return made
-            answers |= {each.call: each for each in made}
-            waiting = () if passed else await self._waited_for(list(zip(waiting, tried, strict=True)))
+            waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
+            tried = await self._tried(waiting, standing) if waiting else ()
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
-    async def _tried(
-        self, calls: Sequence[Call], standing: SessionContext | None
-    ) -> Sequence[Answer | NeedsPerson | StillHeld]:
+    async def _tried(self, calls: Sequence[Call], standing: SessionContext | None) -> Sequence[Attempt]:
         slots, began = asyncio.Semaphore(MOST_PARALLEL_CALLS), self._clock.now()
         if any(call.brake is not None and call.brake.keeps_order(call.tool) for call in calls):
             # Each act counts when the next one is judged.
@@ -408,7 +410,7 @@ class SessionRuntime:
 
     async def _attempt_in(
         self, slots: asyncio.Semaphore, call: Call, began: int, standing: SessionContext | None
-    ) -> Answer | NeedsPerson | StillHeld:
+    ) -> Attempt:
         """Try a call when a slot is free; the wait for it counts against the call's time."""
         async with slots:
             if call.at_most is not None:
@@ -416,7 +418,7 @@ class SessionRuntime:
                 call = msgspec.structs.replace(call, at_most=left)
             return await self.attempt(call, standing)
 
-    async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
+    async def _waited_for(self, tried: Sequence[tuple[Call, Attempt]]) -> list[Call]:
         """Rest until one of the refused calls may pass; return those to be tried again."""
         again = [call for call, answer in tried if not isinstance(answer, Answer)]
         asked = [answer for _, answer in tried if isinstance(answer, NeedsPerson)]
@@ -519,7 +521,7 @@ class SessionRuntime:
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
 
-    async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+    async def look(self, call: Call) -> Attempt:
         """Make a sensor's call; a pure read leaves no trace."""
         answer = await self._guard.look(self.lease, self.standing, call, self._tools)
         if isinstance(answer, Answer):
