@@ -3,6 +3,7 @@
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -142,20 +143,19 @@ WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
 )
 """Frequent queries that read one row or a short table."""
 
-SPARSE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
+SPARSE_TABLE_QUERIES: Final[Mapping[str, tuple[type[Row], ...]]] = MappingProxyType(
     {
-        "triggers_of": TriggerRow,
-        "trigger": TriggerRow,
-        "open_tasks": TriggerRow,
-        "items_of": ItemRow,
-        "items_open": ItemRow,
-        "items_of_session": ItemRow,
-        "untold_items": ItemRow,
-        "kept_memories": MemoryRow,
-        "kept_precedents": PrecedentRow,
-        "notifications_due": NotificationRow,
-        "notification": NotificationRow,
-        "questions_of": DecisionRow,
+        "triggers_of": (TriggerRow,),
+        "trigger": (TriggerRow,),
+        "open_tasks": (TriggerRow,),
+        "items_of": (ItemRow,),
+        "items_open": (ItemRow,),
+        "items_of_session": (ItemRow,),
+        "untold_items": (ItemRow,),
+        "kept_context": (MemoryRow, PrecedentRow),
+        "notifications_due": (NotificationRow,),
+        "notification": (NotificationRow,),
+        "questions_of": (DecisionRow,),
     }
 )
 """Queries about tables that are empty for most agents."""
@@ -175,7 +175,7 @@ class MemoryEngine:
         self._store = new_id()
         self._rows: dict[RowKey, Row] = {}
         self._tables: dict[type[Row], dict[RowKey, None]] = {
-            kind: {} for kind in (SessionRow, *WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
+            kind: {} for kind in (SessionRow, *WHOLE_TABLE_QUERIES.values(), *chain(*SPARSE_TABLE_QUERIES.values()))
         }
         self._latest = 0
         self._streams: defaultdict[StreamId, list[Stored]] = defaultdict(list)
@@ -341,7 +341,7 @@ class MemoryEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query, from any thread."""
         with self._mirroring:
-            if name in SPARSE_TABLE_QUERIES and not self._tables[SPARSE_TABLE_QUERIES[name]]:
+            if name in SPARSE_TABLE_QUERIES and not any(map(self._tables.get, SPARSE_TABLE_QUERIES[name])):
                 return []
             found = self._at_hand(name, params)
             if found is not None:

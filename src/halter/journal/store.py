@@ -143,8 +143,7 @@ SHORT_QUERIES: Final = frozenset(
         "all_agents",
         "head",
         "questions_of",
-        "kept_memories",
-        "kept_precedents",
+        "kept_context",
     )
 )
 """Queries of one row, of a short table, or of what a prompt has room for: they take less time than waking a thread."""
@@ -605,7 +604,7 @@ class JournalStore:
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
         """A handle on the same store that waits while the store is unavailable, instead of raising."""
         known = self._patient
-        if known is not None and trouble is not None and known[:2] == (clock, trouble):
+        if known is not None and known[0] is clock and known[1] is trouble:
             return known[2]
         handle, trouble = copy.copy(self), trouble or StoreProblem()
         handle.retry = StoreRetry(clock, trouble)
@@ -659,7 +658,7 @@ class JournalStore:
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
         look = partial(self._journal.look, NamedQuery(query.name, params), short=query.name in SHORT_QUERIES)
         found = await self._patiently(look)
-        return [msgspec.convert(row, query.row, strict=False) for row in found]
+        return [msgspec.convert(row, query.row, strict=False) for row in found] if found else []
 
     async def now(self) -> int:
 

@@ -336,37 +336,35 @@ async def load_body(store: Store, body: bytes | None, blob: Digest | None) -> by
 
 async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Returns the ids of the memories and precedents that people kept, and the text that shows them."""
-    memories = (await store.ask(Query("kept_memories", _Memory, {"agent": agent})))[-MAX_KEPT_ENTRIES:]
-    precedents = (await store.ask(Query("kept_precedents", _Precedent, {"agent": agent})))[:MAX_KEPT_ENTRIES]
-    if not memories and not precedents:
+    kept = await store.ask(Query("kept_context", _Kept, {"agent": agent}))
+    if not kept:
         return (), (), ""
-    lines = [f"- {await _read_words(store, row)} ({row.memory})" for row in memories]
+    memories = [row for row in kept if not row.is_case][-MAX_KEPT_ENTRIES:]
+    precedents = [row for row in kept if row.is_case][:MAX_KEPT_ENTRIES]
+    lines = [f"- {await _read_words(store, row)} ({row.id})" for row in memories]
     cases = [
-        f"- {row.kind}: {await _read_words(store, row)} (seen {row.observed_count} times, {row.precedent})"
+        f"- {row.kind}: {await _read_words(store, row)} (seen {row.observed_count} times, {row.id})"
         for row in precedents
     ]
     parts = [
         *(["What people want you to remember:", *lines] if lines else []),
         *(["Cases you have met before:", *cases] if cases else []),
     ]
-    return tuple(row.memory for row in memories), tuple(row.precedent for row in precedents), "\n".join(parts)
+    return tuple(row.id for row in memories), tuple(row.id for row in precedents), "\n".join(parts)
 
 
-class _Memory(msgspec.Struct, frozen=True):
-    memory: str
-    body: bytes | None
-    blob: Digest | None
+class _Kept(msgspec.Struct, frozen=True):
+    """A memory, or a precedent: a case with its kind."""
 
-
-class _Precedent(msgspec.Struct, frozen=True):
-    precedent: str
+    id: str
     kind: str
     observed_count: int
+    is_case: bool
     body: bytes | None
     blob: Digest | None
 
 
-async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
+async def _read_words(store: Store, row: _Kept) -> str:
     body = await load_body(store, row.body, row.blob)
     return "(erased)" if body is None else from_body(body)
 

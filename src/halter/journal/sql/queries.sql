@@ -408,17 +408,19 @@ LEFT JOIN budgets b ON b.scope = 'session:' || s.session AND b."window" = '' AND
 WHERE s.trigger = :trigger AND s.trigger <> '' AND s.started_at >= :since AND s.ended_at IS NOT NULL
 ORDER BY s.started_at DESC LIMIT :limit;
 
--- name: kept_memories
--- What people had an agent remember, the oldest first, with the words.
-SELECT m.memory, e.body, e.blob FROM memories m
-LEFT JOIN events e ON e.stream = 'session:' || m.session AND e.seq = m.proposed_seq
-WHERE m.agent = :agent AND m.status = 'kept' ORDER BY m.proposed_at, m.memory;
-
--- name: kept_precedents
--- The cases that people want an agent to know, the most frequent first, with the words.
-SELECT p.precedent, p.kind, p.observed_count, e.body, e.blob FROM precedents p
-LEFT JOIN events e ON e.stream = 'session:' || p.session AND e.seq = p.proposed_seq
-WHERE p.agent = :agent AND p.status = 'kept' ORDER BY p.observed_count DESC, p.first_at, p.precedent;
+-- name: kept_context
+-- What people had an agent remember, the oldest first, then the cases that they want it to know, the most frequent
+-- first, with the words.
+SELECT k.id, k.kind, k.observed_count, k.is_case, e.body, e.blob FROM (
+    SELECT memory AS id, '' AS kind, 0 AS observed_count, 0 AS is_case, proposed_at AS place, 0 AS since,
+           session, proposed_seq
+    FROM memories WHERE agent = :agent AND status = 'kept'
+    UNION ALL
+    SELECT precedent, kind, observed_count, 1, -observed_count, first_at, session, proposed_seq
+    FROM precedents WHERE agent = :agent AND status = 'kept'
+) k
+LEFT JOIN events e ON e.stream = 'session:' || k.session AND e.seq = k.proposed_seq
+ORDER BY k.is_case, k.place, k.since, k.id;
 
 -- name: findings_of
 -- What a session found, in its order, with the words.
