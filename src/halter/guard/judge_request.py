@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
-from halter.core.ids import FLEET, Digest
+from halter.core.ids import FLEET, Digest, session_stream
 from halter.core.money import (
     BudgetRow,
     CapReached,
@@ -125,6 +125,9 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
 
+NO_SESSION: Final = session_stream("")
+
+
 class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     """Where a request's amount is held: every account, and when the first of their windows ends.
 
@@ -136,6 +139,14 @@ class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     ends_at: int | None
     fleet: bool
     keys: tuple[BudgetKey, ...] = ()
+
+    def of(self, stream: str) -> "HoldTerms":
+        """The terms of no session in particular, for the session of a stream."""
+        legs: list[Leg] = []
+        for leg in self.legs:
+            shared = leg.scope != NO_SESSION
+            legs.append(leg if shared else Leg(stream, leg.window, leg.unit, leg.cap, leg.amount))
+        return HoldTerms(tuple(legs), self.ends_at, self.fleet)
 
 
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:

@@ -244,9 +244,9 @@ class RequestTerms(msgspec.Struct, frozen=True):
 
 def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
     policy, caps, spender = standing.policy, standing.caps, standing.spender
-    source = (model, prices, quarter, standing.agent, caps, standing.rates)
+    source = (model, prices, quarter, standing.agent, standing.trigger, standing.askers, caps, standing.rates)
     # Cached with the policy that it follows from, for all sessions of the agent.
-    shared: tuple[object, int, RequestAttempt, bool] | None = vars(policy).get("request_terms")
+    shared: tuple[object, RequestAttempt, bool, HoldTerms] | None = vars(policy).get("request_terms")
     if shared is None or shared[0] != source:
         name = str(model.name)
         base = RequestAttempt(
@@ -263,8 +263,10 @@ def compile_request_terms(standing: SessionContext, model: Model, prices: PriceT
             observe=policy.observe,
             paces=find_rate_limits(standing.rates, name),
         )
-        shared = vars(policy)["request_terms"] = (source, quarter, base, runs_locally(model.name, model.base_url))
-    return RequestTerms(model, *shared[1:], spender, standing.kept, compile_hold_terms(caps, spender, quarter))
+        hold = compile_hold_terms(caps, msgspec.structs.replace(spender, session=""), quarter)
+        shared = vars(policy)["request_terms"] = (source, base, runs_locally(model.name, model.base_url), hold)
+    _, base, local, hold = shared
+    return RequestTerms(model, quarter, base, local, spender, standing.kept, hold.of(standing.scopes[0]))
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
