@@ -220,7 +220,8 @@ class SessionRow(Row, frozen=True):
 
     def scheduled(self) -> "SessionRow":
         """When the session is due: by its own timer, or by unseen messages."""
-        return msgspec.structs.replace(self, due_at=self._due())
+        due = self._due()
+        return self if due == self.due_at else msgspec.structs.replace(self, due_at=due)
 
     def _due(self) -> int | None:
         if self.started_at == 0 or self.ended_at is not None:

@@ -834,7 +834,7 @@ class SessionRuntime:
             rows += rows_of_event(event)
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
         if goes_on:
-            self.put_off(write)
+            self._guard.ledger.put_off(self.lease, write)
         else:
             await self.commit(write)
 

@@ -189,9 +189,9 @@ class AgentContext(msgspec.Struct, frozen=True):
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
         # What `os.environ` decodes at each look: to compare all of it takes less time than to read one name.
-        plain = dict(getattr(app.environ, "_data", app.environ))
+        plain: Mapping[Any, Any] = getattr(app.environ, "_data", app.environ)
         if plain != self.made.environ[0]:
-            self.made.environ = (plain, select_secrets(app.environ))
+            self.made.environ = (dict(plain), select_secrets(app.environ))
         given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.made.environ[1])
         if self.made.guard is None or not self.made.guard[0].same(given):
             self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))

@@ -217,7 +217,7 @@ def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
     parents = [Account(session_stream(parent), "", unit) for unit in UNITS] if parent else []
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        usd, tokens = (budget_row(rows, account) for account in own)
+        usd, tokens = budget_row(rows, own[0]), budget_row(rows, own[1])
         row = rows.get(SessionRow, lease.session)
         unseen = row is not None and inbox_seen is not None and row.inbox_wake > inbox_seen
         if usd.held or tokens.held or unseen:

@@ -475,7 +475,8 @@ class PhaseWalk:
         return self._phases[self._place()]
 
     def _place(self) -> int:
-        return min(self._number(), len(self._phases) - 1)
+        entered = self._loop.phase
+        return 0 if entered is None else min(entered.number, len(self._phases) - 1)
 
     def _begins(self) -> bool:
         entered = self._loop.phase
