@@ -138,7 +138,7 @@ class Conversation:
     `start` is what begins it, where the first commit is to carry that.
     """
 
-    __slots__ = ("_begun", "_clock", "_pace", "_resident", "_seen", "_start", "_task", "loop", "running")
+    __slots__ = ("_begun", "_clock", "_pace", "_resident", "_seen", "_start", "_taken_up", "_task", "loop", "running")
 
     def __init__(
         self,
@@ -156,7 +156,9 @@ class Conversation:
         self._clock = clock
         self._pace = pace or AttendedPace(loop)
         self._resident = resident
+        self._taken_up = False
         self._task: Stored | None = None
+        """Its first event, until the first turn has told it."""
         self._begun = begun
         self._start = start
         self._seen = 0
@@ -208,12 +210,12 @@ class Conversation:
 
     async def _take_up(self, row: SessionRow | None) -> None:
         """Loads the session's events from the journal, or keeps those from before the rest."""
-        if self._task is not None:
+        if self._taken_up:
             await self.running.wake(row)
             self.loop.wake()
             return
         events = await self.running.take_up(row, self._begun)
-        self._task, self._begun = events[0], ()
+        self._taken_up, self._task, self._begun = True, events[0], ()
         await self.loop.recall(events)
         if self._start is not None:
             self.running.put_off(self._start)
@@ -230,6 +232,7 @@ class Conversation:
             case OpenTurn(parts, hot, quiet):
                 self._pace.show(news.notes)
                 await self.loop.open(Message("user", parts), self._seen, hot, quiet=quiet)
+                self._task = None
                 return None
             case Park("WAITING_FOR_INPUT") as park:
                 return await self._cancelled() or await self._rested(park)
