@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autonomous import Fleet
 
-from halter.core.events import MemoryProposed, ProposalDecided
+from halter.core.events import MemoryProposed, PrecedentProposed, ProposalDecided
 from halter.core.ids import FLEET, WorkerId, session_stream
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.ports import Draft, Write
@@ -52,6 +52,25 @@ async def test_a_session_is_given_the_newest_of_what_people_kept_and_not_all_of_
     memories, _, words = await read_kept_context(world.journal, "desk")
     assert (len(memories), memories[-1]) == (MAX_KEPT_ENTRIES, f"m-{MAX_KEPT_ENTRIES + 4:03}")
     assert words.count("Remember") == MAX_KEPT_ENTRIES
+
+
+async def test_an_agent_that_remembers_nothing_is_given_its_cases_the_most_frequent_first(world: World) -> None:
+    for name, times in (("rare", 1), ("usual", 2)):
+        proposed = PrecedentProposed(precedent=name, agent="desk", kind="Liability")
+        for time in range(times):
+            drafts = [Draft(proposed, b"Seen %d." % time)]
+            rows = rows_of_event(proposed)
+            await world.journal.commit(
+                Write(session_stream("s"), f"{name}-{time}", lambda _, drafts=drafts: drafts, rows)
+            )
+        kept = ProposalDecided(proposal=name, about="precedent", status="kept", by="ada")
+        await world.journal.commit(Write(FLEET, name, lambda _, kept=kept: [Draft(kept)], rows_of_event(kept)))
+    memories, precedents, words = await read_kept_context(world.journal, "desk")
+    assert (memories, precedents) == ((), ("usual", "rare"))
+    assert words.splitlines()[1:] == [
+        "- Liability: Seen 0. (seen 2 times, usual)",
+        "- Liability: Seen 0. (seen 1 times, rare)",
+    ]
 
 
 def _kept(memory: str) -> ProposalDecided:
