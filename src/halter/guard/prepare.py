@@ -15,16 +15,7 @@ from msgspec.structs import force_setattr
 from halter.core.clock import QUARTER
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model
-from halter.core.money import (
-    Cap,
-    Caps,
-    RateLimit,
-    ScopedCap,
-    Spender,
-    find_rate_limits,
-    list_accounts,
-    make_legs,
-)
+from halter.core.money import Cap, Caps, RateLimit, ScopedCap, Spender, find_rate_limits, list_accounts, make_legs
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
@@ -356,9 +347,7 @@ def _add_flaws(
     """Put all flaws of a call into its one question."""
     question = explain_flaws(standing.agent, tool, flaws, brake)
     return msgspec.structs.replace(
-        need,
-        shown=need.shown + b"\n" + to_body(question),
-        reasons=(*need.reasons, *map(describe_flaw, flaws)),
+        need, shown=need.shown + b"\n" + to_body(question), reasons=(*need.reasons, *map(describe_flaw, flaws))
     )
 
 
@@ -414,12 +403,7 @@ def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, own:
     if call.tool != terms.spec.name:
         own["tool"] = clean(call.tool)[:200]
     request = msgspec.structs.replace(
-        terms.base,
-        call=call.id,
-        arguments=arguments,
-        now=now,
-        purpose=call.purpose,
-        parallel_group=call.parallel_group,
+        terms.base, call=call.id, arguments=arguments, now=now, purpose=call.purpose, parallel_group=call.parallel_group
     )
     return msgspec.structs.replace(request, **own) if own else request
 

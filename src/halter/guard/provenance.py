@@ -14,16 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from halter.core.provenance import (
-    ArgumentUse,
-    BrakeVerdict,
-    Declaration,
-    Flaw,
-    FlawReason,
-    Reach,
-    Source,
-    split_name,
-)
+from halter.core.provenance import ArgumentUse, BrakeVerdict, Declaration, Flaw, FlawReason, Reach, Source, split_name
 from halter.guard.call_values import (
     PLACES,
     Uses,

@@ -216,13 +216,7 @@ class _Journal:
     """An engine with its threads and write queue; all handles of one store share it."""
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        inline: bool,
-        salts: Iterator[bytes],
-        applier: Applier,
-        observers: Sequence[Observer],
+        self, engine: Engine, *, inline: bool, salts: Iterator[bytes], applier: Applier, observers: Sequence[Observer]
     ) -> None:
         self.engine = engine
         self.inline = inline

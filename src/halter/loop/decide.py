@@ -23,15 +23,7 @@ from halter.core.messages import StopReason, ToolCall, ToolResult
 from halter.core.money import format_micros
 from halter.core.spec import OnCap
 from halter.core.text import to_body
-from halter.core.vocabulary import (
-    MessageReason,
-    Outcome,
-    ProviderTrouble,
-    SessionKind,
-    State,
-    TerminalReason,
-    TurnEnd,
-)
+from halter.core.vocabulary import MessageReason, Outcome, ProviderTrouble, SessionKind, State, TerminalReason, TurnEnd
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
 _DECODER: Final = msgspec.json.Decoder[Any]()

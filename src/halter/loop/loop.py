@@ -47,14 +47,7 @@ from halter.loop.decide import (
     decide_next_step,
 )
 from halter.loop.history import SessionHistory, parse_attempt
-from halter.loop.prompt import (
-    ContextWindow,
-    LoopSettings,
-    ReadFacts,
-    ReadVolatile,
-    build_prompt,
-    build_stable_prefix,
-)
+from halter.loop.prompt import ContextWindow, LoopSettings, ReadFacts, ReadVolatile, build_prompt, build_stable_prefix
 from halter.loop.session_runtime import CapListener, SessionRuntime, find_last_words, ignore_cap
 from halter.redaction.redact import mask_message
 from halter.state.session import replay

@@ -53,14 +53,7 @@ from halter.loop.history import (
     measure_message,
 )
 from halter.loop.session_runtime import SessionRuntime
-from halter.loop.text_calls import (
-    NotJson,
-    copy_json_value,
-    cut_text,
-    explain_nonce,
-    explain_text_calls,
-    to_json_line,
-)
+from halter.loop.text_calls import NotJson, copy_json_value, cut_text, explain_nonce, explain_text_calls, to_json_line
 
 ReadFacts = Callable[[], Mapping[str, Any]]
 ReadVolatile = Callable[[], str]

@@ -693,13 +693,7 @@ class SessionRuntime:
         await self._rest("SLEEPING", self._clock.now() + sleep, trouble=trouble, sentence=sentence)
 
     async def _rest(
-        self,
-        state: State,
-        wake_at: int,
-        or_when: CheckWaiting | None = None,
-        *,
-        trouble: str = "",
-        sentence: str = "",
+        self, state: State, wake_at: int, or_when: CheckWaiting | None = None, *, trouble: str = "", sentence: str = ""
     ) -> None:
         """Rest until a message, the wake time, a halt or another condition."""
         self._rests += 1
