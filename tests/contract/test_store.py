@@ -105,6 +105,13 @@ async def test_each_event_links_to_the_one_before(store: JournalStore) -> None:
     assert (await store.ask(Query("heads", StreamRow)))[0].hash == previous
 
 
+async def test_a_stream_that_begins_with_several_events_goes_on_after_the_last_one(store: JournalStore) -> None:
+    await store.commit(Write(FLEET, "begin", lambda _: [Draft(incident("a")), Draft(incident("b"))]))
+    (head,) = await store.ask(Query("heads", StreamRow))
+    assert head.head == 2
+    assert (await store.commit(note("next"))).events[0].seq == 3
+
+
 async def test_sequence_numbers_have_no_gaps(store: JournalStore) -> None:
     async def attempt(number: int) -> None:
         key = f"key {number}"
