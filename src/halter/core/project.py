@@ -318,7 +318,7 @@ _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
     """Change the rows as an event says."""
-    PROJECTIONS[type(event)](event, place, known)
+    PROJECTIONS.get(type(event), project_session_event)(event, place, known)
 
 
 def _request_started(event: ev.RequestStarted, place: EventPlace, known: MutableRows) -> None:
@@ -755,4 +755,4 @@ PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPlace, MutableRows], None
     **dict.fromkeys(get_args(ev.ArtifactEvent), project_artifact_event),
     **dict.fromkeys((ev.TurnEnded, *get_args(ev.ChannelEvent)), _project_nothing),
 }
-"""How each kind of event changes the rows."""
+"""How each known kind of event changes the rows; others are a session's."""

@@ -90,7 +90,6 @@ class SessionBrake:
         self.task = ""
 
     def declaration(self, tool: str) -> Declaration:
-        """What is known of a tool, worked out once; what every call takes looks for it there first."""
         found = self._declarations.get(tool)
         if found is None:
             spec = self._specs.get(tool)
@@ -127,7 +126,7 @@ class SessionBrake:
         """A result reached the prompt; a refusal is in the guard's own words."""
         if result.outcome in REFUSAL_OUTCOMES:
             return
-        declaration = self._declarations.get(call.tool) or self.declaration(call.tool)
+        declaration = self.declaration(call.tool)
         reads_own = declaration.reads in ("nothing", "trusted")
         if result.outcome != "ok" and reads_own and (declaration.reach != "none" or declaration.reads == "trusted"):
             # Why it failed is said by the place that it reached, or by one on the way.
@@ -186,7 +185,7 @@ class SessionBrake:
                 return
             # By a rule, no person has seen these values.
             agreed = bool(event.flaws and event.decision and event.decided_by)
-            declaration = self._declarations.get(event.tool) or self.declaration(event.tool)
+            declaration = self.declaration(event.tool)
             # A read that no person was asked about leaves nothing but its result.
             if agreed or declaration.reach != "none":
                 self._fold(_act, event.tool, declaration, body, agreed, taints=False)
@@ -195,8 +194,7 @@ class SessionBrake:
         """What a person must be asked before this call; changes nothing."""
         if self.clean:
             return ()
-        declaration = self._declarations.get(tool) or self.declaration(tool)
-        return self._provenance.judge(tool, declaration, _read_arguments(canonical)).flaws
+        return self._provenance.judge(tool, self.declaration(tool), _read_arguments(canonical)).flaws
 
     def describe_writers(self, source: str) -> str:
         """Who may have written what a source says, if it is a tool."""

@@ -18,7 +18,7 @@ from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import Digest, StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Lease, Stored, Write
-from halter.core.project import PROJECTIONS, EraseBodies
+from halter.core.project import PROJECTIONS, EraseBodies, project_event
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
 
@@ -203,7 +203,8 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
             salt = next(salts)
             digest = sha256(salt + body).digest()
         # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-        (kind, version, project), term = _KINDS[type(event)], generation if stream == own else 0
+        kind, version, project = _KINDS.get(type(event)) or (event.KIND, event.VERSION, project_event)
+        term = generation if stream == own else 0
         chained = hash_event(previous, (stream, seq, kind, version, at, term, key, blob), facts, digest)
         stored = Stored(stream, seq, kind, version, at, term, key, blob, facts, body, salt, digest, chained, event)
         events.append(stored)
