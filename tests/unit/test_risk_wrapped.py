@@ -158,6 +158,21 @@ def wrapped(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return command, argv
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "some-wrapper sh -c 'some-wrapper rm -rf /'",
+        "one bash -c 'two three rm -rf /'",
+        "one sh -c 'two rm -rf /' -rf / rm",
+        "one two sh -c 'three sh -c \"four rm -rf /\"'",
+        "one --x 1 env -S 'two rm -rf /'",
+    ],
+)
+def test_what_unknown_programs_run_through_a_shell_is_found_through_more_of_them(line: str) -> None:
+    least = level({"command": "rm -rf /"})
+    assert level({"command": line}) == level({"argv": shlex.split(line)}) == least
+
+
 @given(wrapped())
 def test_no_stack_of_wrappers_lowers_the_risk_of_what_it_runs(case: tuple[list[str], list[str]]) -> None:
     command, argv = case

@@ -149,7 +149,8 @@ def _judge_nested(found: Iterator[JudgeFinding], effort: ParseBudget, depth: int
 def _mention_risk(words: Sequence[str], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
     """Judge words as if each dangerous program began a command, and texts that name one as lines.
 
-    Every possible start of a command is tried here, so nested results do not search again.
+    Every possible start of a command is tried here, so a command that ends these words is not searched again. One that
+    was written within a word is.
     """
     starts = [at for at, word in enumerate(words) if at + 1 < len(words) and _is_dangerous(word)]
     lines = [word for word in words if " " in word.strip() and _is_dangerous(word.split(maxsplit=1)[0])]
@@ -161,7 +162,8 @@ def _mention_risk(words: Sequence[str], effort: ParseBudget, depth: int) -> Iter
             if isinstance(command, UnreadableCommand):
                 yield _unreadable_risk(command)
             else:
-                yield from _judge_nested(command_risk(command, looks_further=False), effort, depth)
+                here = tuple(words[-len(command.argv) :]) == tuple(command.argv)
+                yield from _judge_nested(command_risk(command, looks_further=not here), effort, depth)
     for line in lines:
         yield from _judge_line(line, None, effort, depth)
 
