@@ -173,6 +173,11 @@ def test_what_unknown_programs_run_through_a_shell_is_found_through_more_of_them
     assert level({"command": line}) == level({"argv": shlex.split(line)}) == least
 
 
+@pytest.mark.parametrize("line", ["kill -9 -1 12", "kill -s KILL -- -1 12", "xargs kill -9 -1", "kill -1 -1 12"])
+def test_every_process_is_ended_wherever_that_is_said(line: str) -> None:
+    assert level({"command": line}) == level({"command": "kill -9 -1"}) > level({"command": "kill -1 12"})
+
+
 @given(wrapped())
 def test_no_stack_of_wrappers_lowers_the_risk_of_what_it_runs(case: tuple[list[str], list[str]]) -> None:
     command, argv = case

@@ -40,7 +40,10 @@ def _kill(command: Command) -> Iterator[JudgeFinding]:
     if "-l" in words[:1] or "-L" in words[:1]:
         return
     targets = [word for word in list_operands(words) if word.isdigit()]
-    everything = list(words[-1:]) == ["-1"] or "1" in targets or has_flag(words, "u", "--user", "--euid")
+    # The first may be a signal; as a process, -1 is every one.
+    everything = (
+        "-1" in words[1:] or list(words) == ["-1"] or "1" in targets or has_flag(words, "u", "--user", "--euid")
+    )
     if any("halter" in word.lower() for word in words):
         yield "CRITICAL", "Halter itself is ended"
     yield "CRITICAL" if everything else "MEDIUM", "processes are ended"
