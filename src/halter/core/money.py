@@ -237,7 +237,7 @@ NEAR_CAP_PERCENT: Final = 80
 def is_near_cap(budgets: Iterable[tuple[Leg, BudgetRow]]) -> bool:
     """Whether any of the budgets is near the cap in force; a rate comes back by itself and does not count."""
     for leg, budget in budgets:
-        cap = budget.cap if budget.cap_by else leg.cap
+        cap = budget.binding(leg.cap)
         if cap is not None and (budget.spent + budget.held) * 100 >= cap * NEAR_CAP_PERCENT and not leg.is_rate:
             return True
     return False

@@ -42,8 +42,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
         if read + write > given:
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
-        kept, sound, known = self.cache_write_1h_tokens, self.audio_tokens, self.audio_cached_tokens
-        if kept or sound or known or self.web_searches or self.code_executions:
+        if self.has_extras:
             self._check_extras()
 
     def _check_extras(self) -> None:

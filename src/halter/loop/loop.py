@@ -46,7 +46,7 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import SessionHistory, parse_attempt
+from halter.loop.history import SessionHistory, call_id, parse_attempt
 from halter.loop.prompt import ContextWindow, LoopSettings, ReadFacts, ReadVolatile, build_prompt, build_stable_prefix
 from halter.loop.session_runtime import CapListener, SessionRuntime, find_last_words, ignore_cap
 from halter.redaction.redact import mask_message
@@ -452,24 +452,21 @@ class TurnLoop:
     def _make_calls(
         self, asked: Sequence[ToolCall], group: str = "", at_most: int | None = None, *, goes_on: bool = False
     ) -> Sequence[Call]:
-        session, recalled = self._session, self._recalled
-        made: tuple[Call, ...] = ()
-        for call in asked:
-            # The id is that of `call_id`.
-            made += (
-                Call(
-                    id=f"{session}.{call.id}",
-                    tool=call.tool,
-                    arguments=to_body(call.arguments),
-                    parallel_group=group,
-                    at_most=at_most,
-                    goes_on=goes_on,
-                    situation=recalled.situation,
-                    brake=recalled.brake,
-                    stage="may",
-                ),
+        recalled = self._recalled
+        return [
+            Call(
+                id=call_id(self._session, call),
+                tool=call.tool,
+                arguments=to_body(call.arguments),
+                parallel_group=group,
+                at_most=at_most,
+                goes_on=goes_on,
+                situation=recalled.situation,
+                brake=recalled.brake,
+                stage="may",
             )
-        return made
+            for call in asked
+        ]
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""

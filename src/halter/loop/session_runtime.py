@@ -553,10 +553,13 @@ class SessionRuntime:
         wakes = self.began.origin != "agent"
         write = lifecycle.end_session(self.lease, state, reason, parent, inbox_seen, words, asked, wakes_parent=wakes)
         ledger = self._guard.ledger
-        write = ledger.look_at_caps(write, standing.whole_caps, standing.spender, partial(setattr, self, "_near"))
+        write = ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
         committed = await ledger.commit(write)
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
+
+    def _look_near(self, near: bool) -> None:  # noqa: FBT001 The ledger tells one thing.
+        self._near = near
 
     async def _questions(self) -> Sequence[str]:
         return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())

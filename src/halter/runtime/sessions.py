@@ -211,7 +211,7 @@ async def open_session(
     new = SessionId(event.session)
     lease = Lease(new, context.worker, 1) if attends and not session else None
     drafts = lifecycle.draft_start(event, *await offload_body(store, body), more)
-    start = lifecycle.commit_start(new, drafts, lease)
+    start = lifecycle.make_start_write(new, drafts, lease)
     # A chat is told of elsewhere at once, and what hides data from models is salted by the hash of the first event.
     if lease is not None and kind == "task" and context.agent.tasks.anonymize is None:
         return BegunSession(new, lifecycle.foresee_start(start, drafts, context.app.clock.now()), lease, start)

@@ -31,7 +31,7 @@ def start_session(
     With an `owner` nothing lies between its start and its lease. Its worker must have sent a heartbeat: one that the
     store never heard of is found dead only after another worker has begun.
     """
-    return commit_start(event.session, draft_start(event, task, blob, more), owner)
+    return make_start_write(event.session, draft_start(event, task, blob, more), owner)
 
 
 def draft_start(
@@ -43,7 +43,7 @@ def draft_start(
     return [Draft(event, task, blob), *more]
 
 
-def commit_start(session: str, drafts: Sequence[Draft], owner: Lease | None = None) -> Write:
+def make_start_write(session: str, drafts: Sequence[Draft], owner: Lease | None = None) -> Write:
     return Write(session_stream(session), f"{session}/start", lambda _: drafts, takes=owner)
 
 
