@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from mmap import mmap
 from typing import Any
 
 import pytest
 
 from halter.core.clock import MINUTE, SECOND
+from halter.core.processes import LIVENESS_BYTES, LivenessWriter, read_liveness
 from halter.guard.halts import HALT_POLL_INTERVAL, CancelledEffect, HaltWatch, Stopped, halt, read_cancelled_effect
 from halter.testing.world import World
 
@@ -51,6 +53,21 @@ async def run(world: World, effect: Callable[[], Coroutine[Any, Any, str]], allo
         await world.advance(HALT_POLL_INTERVAL)
     await world.advance(2 * allowed)
     return await task
+
+
+async def test_what_is_under_way_is_shown_to_the_process_that_looks_after_this_one(world: World) -> None:
+    shown: list[tuple[str, bool]] = []
+    with mmap(-1, LIVENESS_BYTES) as memory:
+        watch = HaltWatch(world.store, world.clock)
+        watch.pulse = LivenessWriter(memory)
+
+        async def look() -> None:
+            reading = read_liveness(memory)
+            shown.append((reading.call, reading.deadline > 0))
+
+        await watch.run(look(), SCOPES, SECOND, "deed")
+        await look()
+    assert shown == [("deed", True), ("deed", False)]
 
 
 async def test_what_is_done_and_what_fails_comes_back_as_it_is(world: World) -> None:

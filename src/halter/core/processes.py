@@ -162,7 +162,6 @@ class LivenessWriter:
 
     def __init__(self, memory: mmap | None = None, begin: Callable[[], None] = lambda: None) -> None:
         self._memory = memory
-        self.shared = memory is not None
         self._begin = begin
         self._deadlines: dict[object, int] = {}
         self._call = ""

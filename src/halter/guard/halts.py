@@ -165,9 +165,7 @@ class HaltWatch:
         """Watch over an effect of the current task, which must tell its end."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
-        deadline, mark = loop.time() + allowed / SECOND, None
-        if self.pulse.shared:
-            mark = self.pulse.begin_call(name, allowed)
+        deadline, mark = loop.time() + allowed / SECOND, self.pulse.begin_call(name, allowed)
         flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), mark)
         self.flights[flight] = None
         if self._timer is None or deadline < self._next or self._loop is not loop:
