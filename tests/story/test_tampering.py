@@ -88,6 +88,36 @@ async def test_a_deleted_event_is_found_when_the_others_are_renumbered(history: 
     assert "Deleted: 1 event before event 4" in report.findings[-1].sentence
 
 
+async def test_the_last_event_but_one_is_found_to_be_deleted_by_the_checkpoint_of_the_last(
+    history: "Scribe", forger: "Forger"
+) -> None:
+    """No event after it tells which one it was written for."""
+    history.ground.sql("DELETE FROM events WHERE stream = :stream AND seq = 7", stream=ONE)
+    forger.renumber(ONE, 7, -1)
+    history.ground.sql("UPDATE streams SET head = 7 WHERE stream = :stream", stream=ONE)
+    report = await history.ground.verify()
+    assert kinds(report) == [("cut", ONE, 8), ("deleted", ONE, 7)]
+    assert "Deleted: 1 event before event 7" in report.findings[-1].sentence
+
+
+async def test_an_event_that_a_checkpoint_knows_from_later_is_not_taken_for_one_after_a_gap(
+    history: "Scribe", forger: "Forger"
+) -> None:
+    forger.swap(ONE, 7, 8)
+    history.ground.sql("UPDATE streams SET head = 8 WHERE stream = :stream", stream=ONE)
+    found = kinds(await history.ground.verify())
+    assert {("reordered", ONE, 7), ("reordered", ONE, 8)} <= set(found)
+    assert "deleted" not in {kind for kind, _, _ in found}
+
+
+async def test_an_event_that_was_put_in_another_ones_place_leaves_its_own_empty(history: "Scribe") -> None:
+    history.ground.sql("DELETE FROM events WHERE stream = :stream AND seq = 7", stream=ONE)
+    history.ground.sql("UPDATE events SET seq = 7 WHERE stream = :stream AND seq = 8", stream=ONE)
+    report = await history.ground.verify()
+    assert kinds(report) == [("cut", ONE, 8), ("reordered", ONE, 7)]
+    assert "written as event 8" in report.findings[-1].sentence
+
+
 async def test_a_deleted_tail_is_found_by_its_head(history: "Scribe") -> None:
     history.ground.sql("DELETE FROM events WHERE stream = :stream AND seq > 6", stream=ONE)
     report = await verify(history.ground.store)

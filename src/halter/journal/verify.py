@@ -60,11 +60,15 @@ FindCopies = Callable[[bytes], Sequence[StreamPosition]]
 
 
 class ChainBreak(msgspec.Struct, frozen=True):
-    """An event that does not follow from the one before it, whose hash is `previous`."""
+    """An event that does not follow from the one before it, whose hash is `previous`.
+
+    `vouched` is the number by which a checkpoint knows this hash in its stream, or 0.
+    """
 
     event: Stored
     previous: bytes
     after_gap: bool = False
+    vouched: int = 0
 
     @property
     def place(self) -> StreamPosition:
@@ -125,6 +129,7 @@ def describe_stream_gap(gap: StreamGap) -> IntegrityFinding:
 class _Search:
     def __init__(self, breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> None:
         self._breaks = breaks
+        self._gaps = gaps
         self._copies = copies
         edges = [place for gap in gaps for place in ((gap.stream, gap.first), (gap.stream, gap.last))]
         places = [broken.place for broken in breaks]
@@ -152,7 +157,20 @@ class _Search:
                 run = (broken.place, found.origin) if found.origin else None
                 if not (named and found is named[-1]):
                     named.append(found)
+        for found in named:
+            self._look_before(found, named)
         return named
+
+    def _look_before(self, found: TamperedEvent, named: Sequence[TamperedEvent]) -> None:
+        """An event that neither took the place of another one nor left its own empty was only renumbered."""
+        if found.kind != "reordered" or found.origin is None:
+            return
+        stream, number = found.origin
+        empty = any(gap.stream == stream and gap.first <= number <= gap.last for gap in self._gaps)
+        if not empty and all(found.place != each.origin and found.origin != each.place for each in named):
+            found.kind = "deleted" if number > found.place[1] else "inserted"
+            # As where the event after it tells.
+            found.origin = (stream, number + 1)
 
     def _name(self, broken: ChainBreak, before: TamperedEvent | None) -> TamperedEvent | None:
         origin = self._origin(broken)
@@ -174,6 +192,8 @@ class _Search:
     def _origin(self, broken: ChainBreak) -> StreamPosition | None:
         """The place that the event was written for."""
         stream, seq = broken.place
+        if broken.vouched not in {0, seq}:
+            return (stream, broken.vouched)
         nearby = [((stream, seq + shift), broken.previous) for shift in USUAL_SHIFTS]
         own = [(broken.place, previous) for previous in self._hashes]
         for place, previous in (*own, *nearby, *((at, after) for at in self._places for after in self._hashes)):
@@ -214,13 +234,13 @@ def _continue_run(run: tuple[StreamPosition, StreamPosition] | None, broken: Cha
 def _describe_tampering(found: TamperedEvent) -> str:
     (stream, seq), origin = found.place, found.origin
     what = f"Event {seq} of {stream}"
-    more = f", and so were {_format_event_count(found.more)} after it" if found.more else ""
+    more = f", and so were {format_count(found.more, 'event')} after it" if found.more else ""
     match found.kind, origin:
         case "deleted", (_, number):
-            gone = _format_event_count(number - seq - 1)
+            gone = format_count(number - seq - 1, "event")
             return f"Deleted: {gone} before event {seq} of {stream}; the rest was renumbered."
         case "inserted", (_, number):
-            added = _format_event_count(seq + 1 - number)
+            added = format_count(seq + 1 - number, "event")
             return f"Inserted: {added} before event {seq} of {stream}; the rest was renumbered."
         case "duplicated", (of, number):
             return f"{what} was copied from event {number} of {of}{more}."
@@ -232,10 +252,6 @@ def _describe_tampering(found: TamperedEvent) -> str:
             return (
                 f"{what} does not follow from what stands before it: one of the two was changed after it was written."
             )
-
-
-def _format_event_count(count: int) -> str:
-    return "1 event" if count == 1 else f"{count} events"
 
 
 class CheckpointLog:
@@ -461,6 +477,7 @@ class _Examination:
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
         covered = self._chronicle.covered(stream)
+        numbers = {digest: number for number, digest in claims.items()}
         previous, last, at = CHAIN_START, 0, 0
         for event in read_raw_events(self._view, stream):
             self._events += 1
@@ -475,11 +492,13 @@ class _Examination:
             if gap:
                 self._gaps.append(StreamGap(stream, last + 1, seq - 1))
             if not is_successor(event, previous, (stream, seq)):
-                self._broken(ChainBreak(msgspec.structs.replace(event, body=None), previous, gap))
+                vouched = numbers.get(event.hash.hex(), 0)
+                self._broken(ChainBreak(msgspec.structs.replace(event, body=None), previous, gap, vouched))
             self._body(event, erased=seq <= erased_through)
             claimed = claims.get(seq)
             if claimed is not None and claimed != event.hash.hex():
-                self._rewritten(event)
+                what = f"Event {seq} of {stream} has another hash than when it was checkpointed: "
+                self._found("rewritten", stream, seq, f"{what}it, or something before it, was rewritten.")
                 claims = {}
             self._fold.take(event)
             previous, last, at = event.hash, seq, event.at
@@ -523,13 +542,6 @@ class _Examination:
             state = "is missing" if flaw == "blob_missing" else "was changed: it does not fit its digest"
             what = f"The blob {digest}, which event {event.seq} of {event.stream} names, {state}."
             self._found(flaw, event.stream, event.seq, what)
-
-    def _rewritten(self, event: Stored) -> None:
-        what = (
-            f"Event {event.seq} of {event.stream} has another hash than when it was checkpointed: "
-            "it, or something before it, was rewritten."
-        )
-        self._found("rewritten", event.stream, event.seq, what)
 
     def _end(self, stream: StreamId, last: int, digest: bytes, at: int) -> None:
         covered = self._chronicle.covered(stream)
