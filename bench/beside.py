@@ -21,31 +21,33 @@ that is a setting, and limits on steps are lifted. langgraph is the agent that `
 - A waiting run: how much memory the process takes for each of 1,000 runs that wait for their first answer.
 - The import: importing what an agent is made of, in a fresh process.
 """
+AGAIN = """Measured in the same way on {measured}, in {rounds} rounds.
+"""
 BESIDES = """What a step of Halter does besides: the intent and the outcome of each request and of each call are
 events of a hash chain, money is held in three scopes before anything is asked, and every text is
 looked through for secrets.
 
 Where its time goes, in µs of CPU a step, in runs of 10: shares by samplings of the stack, of 1,010 µs in 0.7.0, of
-some 640 before commits and doors were shortened, and of 370 now, on the machine of the first column. What is counted
-is steadier than a clock: a step runs 9,400 bytecodes of Python where it ran 12,700, and makes 225 calls of Python
+some 640 before commits and doors were shortened, and of 364 now, on the machine of the first column. What is counted
+is steadier than a clock: a step runs 9,400 bytecodes of Python where it ran 12,700, and makes 230 calls of Python
 functions where it made 425, and 0.7.0 made 1,400.
 
 | | 0.7.0 | before | now | what remains |
 |---|---:|---:|---:|---|
 | events: write, link, project | 110 | 93 | 84 | four events, each with its JSON, two SHA-256 and its head |
-| decide under the lock | 50 | 42 | 18 | halts, grants, caps and rates of a request and a call |
-| rows: load, save, commit | 160 | 82 | 38 | two transactions of twelve rows |
-| the guard's doors, secrets | 230 | 170 | 111 | arguments, permits, holds; each new text is looked through once |
-| the injection brake | 0 | 43 | 16 | what the model read and wrote, as far as it may decide a call |
-| the model, the tool; beginning and ending a run | 255 | 106 | 37 | of a run two commits |
-| the loop: decisions, transcript, prompt | 195 | 104 | 66 | two steps of a turn, and what is new of the prompt |
+| decide under the lock | 50 | 42 | 14 | halts, grants, caps and rates of a request and a call |
+| rows: load, save, commit | 160 | 82 | 46 | two transactions of twelve rows |
+| the guard's doors, secrets | 230 | 170 | 104 | arguments, permits, holds; each new text is looked through once |
+| the injection brake | 0 | 43 | 20 | what the model read and wrote, as far as it may decide a call |
+| the model, the tool; beginning and ending a run | 255 | 106 | 32 | of a run two commits |
+| the loop: decisions, transcript, prompt | 195 | 104 | 64 | two steps of a turn, and what is new of the prompt |
 
 No function stands out: the longest has 10 % of the bytecodes. A faster step has fewer layers, not faster ones. By
 samples of the processor, 85 % of a step is inside of the interpreter, a third of that in its evaluation of bytecodes
 and the rest in objects, calls and attributes; hashing takes 2 %, JSON and structs 5 %, collecting garbage 5 %.
 Compiling the hot modules with Cython as they are makes a step 10 to 40 % slower: it loses what the interpreter
-learns about each attribute. A run costs 1.7 steps more, to begin and to end: by that, and not by its
-steps, agent-framework is ahead.
+learns about each attribute. A run costs 1.6 steps more, to begin and to end: by that, and not by its
+steps, agent-framework is ahead by 1 or 2 %, less than two rounds of one program differ.
 
 In a file, a durable step takes nearly three times as much: SQLite's statements, its log and the sync of that."""
 
@@ -89,19 +91,28 @@ BEST_SYNCED = 5
 """How many times as many durable runs as the best peer that syncs we aim at."""
 
 
-def told(result: dict[str, Any]) -> list[str]:
-    """Write the loop's tables, where others are ahead, and what is reached of what we aim at."""
+def told(result: dict[str, Any], *, again: bool = False) -> list[str]:
+    """Write the loop's tables, where others are ahead, and what is reached of what we aim at.
+
+    What is measured, and why others are ahead, is not explained `again`.
+    """
     notes, rows = result["notes"], result["rows"]
     found: Found = {(row["name"], row["workload"]): row["values"] for row in rows if row["values"]}
     kept = {row["name"]: row["note"] for row in rows if row["workload"] == "durable"}
     names = sorted({row["name"] for row in rows}, key=list(notes["versions"]).index)
-    lines = [LOOP.format(**notes), f"| in memory |{_heads(COLUMNS)}", "|---|" + "---:|" * len(COLUMNS)]
+    lines = [
+        (AGAIN if again else LOOP).format(**notes),
+        f"| in memory |{_heads(COLUMNS)}",
+        "|---|" + "---:|" * len(COLUMNS),
+    ]
     lines += [f"| {_titled(name, notes)} |{_cells(found, name, COLUMNS)}" for name in names]
     kept_there = "kept on disk: runs of 10 steps one at a time, and 1,000 of 5 steps at once"
     lines += ["", f"| {kept_there} |{_heads(DURABLE)} what is kept, and when |"]
     lines += ["|---|" + "---:|" * len(DURABLE) + "---|"]
     lines += [f"| {_titled(name, notes)} |{_cells(found, name, DURABLE)} {kept.get(name, '')} |" for name in names]
-    return [*lines, *_unmeasured(notes["missing"], rows), *_ahead(found, names), *_aims(found)]
+    ahead = _ahead(found, names)
+    why = ["", BESIDES] if ahead and not again else []
+    return [*lines, *_unmeasured(notes["missing"], rows), *ahead, *why, *_aims(found)]
 
 
 def _titled(name: str, notes: dict[str, Any]) -> str:
@@ -135,9 +146,7 @@ def _ahead(found: Found, names: Sequence[str]) -> list[str]:
     if not any(name == OWN for name, _ in found) or len(names) == 1:
         return []
     lines = [line for column in (*COLUMNS, *DURABLE) if (line := _behind(found, names, column))]
-    if not lines:
-        return ["", "### Where others are ahead", "", "Nowhere in this table."]
-    return ["", "### Where others are ahead", "", *lines, "", BESIDES]
+    return ["", "### Where others are ahead", "", *(lines or ["Nowhere in these tables."])]
 
 
 def _behind(found: Found, names: Sequence[str], column: Column) -> str:

@@ -165,7 +165,8 @@ def _measured(contender: Contender, workload: str, *, quick: bool) -> dict[str, 
     except subprocess.TimeoutExpired:
         return {"failed": f"took more than {PATIENCE} seconds"}
     except subprocess.CalledProcessError as error:
-        return {"failed": (error.stderr.strip().splitlines() or ["without a word"])[-1]}
+        last = (error.stderr.strip().splitlines() or ["without a word"])[-1]
+        return {"failed": last.replace(f"{ROOT}{os.sep}", "")}
     try:
         return json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):

@@ -108,7 +108,12 @@ def result(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> dict[str, A
     return {"bench": name, "machine": machine(), "notes": notes, "rows": [asdict(row) for row in rows]}
 
 
+ON_EACH_MACHINE = ("loop",)
+"""Groups that are kept for each kind of machine, since who is ahead depends on it."""
+
+
 def keep(name: str, rows: Sequence[Any], notes: dict[str, Any]) -> None:
     """Write the rows as JSON."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result(name, rows, notes), indent=2) + "\n")
+    file = f"{name}-{platform.machine()}" if name in ON_EACH_MACHINE else name
+    (RESULTS / f"{file}.json").write_text(json.dumps(result(name, rows, notes), indent=2) + "\n")

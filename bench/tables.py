@@ -1,6 +1,7 @@
 """The results as a page of the docs."""
 
 import json
+from functools import partial
 from typing import Any
 
 from bench import beside, scaled, sizing
@@ -47,15 +48,19 @@ def pages() -> dict[str, str]:
     """Make the pages that are made of results."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     sizes = [sizing.page(result) for result in results if result["bench"] == "scale"]
-    page = "\n".join([INTRODUCTION, *(section(result) for result in results)])
+    sections = [INTRODUCTION]
+    for place, result in enumerate(results):
+        again = place > 0 and result["bench"] == results[place - 1]["bench"]
+        sections.append(section(result, again=again))
+    page = "\n".join(sections)
     return {"bench.md": page} | ({"sizing.md": sizes[0]} if any(sizes) else {})
 
 
-def section(result: dict[str, Any]) -> str:
-    """Write one group's part of the page."""
-    machine = result["machine"]
+def section(result: dict[str, Any], *, again: bool = False) -> str:
+    """Write one group's part of the page; `again` on another machine, without what was explained before."""
+    machine, title = result["machine"], TITLES[result["bench"]]
     lines = [
-        f"## {TITLES[result['bench']]}",
+        f"## {title}, on {machine['machine']}" if again else f"## {title}",
         "",
         f"Python {machine['python']} on {machine['machine']}, {machine['cores']} cores, {machine['system']}.",
         "",
@@ -67,7 +72,7 @@ def section(result: dict[str, Any]) -> str:
         "inject": _inject,
         "journal": _journal,
         "guard": _guard,
-        "loop": beside.told,
+        "loop": partial(beside.told, again=again),
         "past": _past,
         "proxy": _proxy,
         "scale": scaled.told,

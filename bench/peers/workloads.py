@@ -66,6 +66,11 @@ class Script:
         return add
 
 
+def folder_of_its_own() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed afterwards, as far as what a framework still writes there lets it."""
+    return tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd(), ignore_cleanup_errors=True)
+
+
 Run = Callable[[str], Coroutine[Any, Any, str]]
 """Runs the agent once, under a name that no other run has, and returns its last words."""
 Open = Callable[[Script, Path | None], AbstractAsyncContextManager[Run]]
@@ -119,7 +124,7 @@ async def growth(opened: Open, *, quick: bool) -> dict[str, float]:
 async def durable(opened: Open, *, quick: bool) -> dict[str, float]:
     """Take short runs, one at a time, with whatever the framework keeps on disk."""
     script = Script()
-    with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
+    with folder_of_its_own() as folder:
         async with opened(script, Path(folder)) as run:
             await many(run, script, 2, "warm")
             taken = await many(run, script, 3 if quick else 30, "run")
@@ -139,7 +144,7 @@ async def crowd(opened: Open, *, quick: bool) -> dict[str, float]:
 async def durable_crowd(opened: Open, *, quick: bool) -> dict[str, float]:
     """Run a thousand at once, with whatever the framework keeps on disk, whose model answers at once."""
     runs = 50 if quick else CROWD
-    with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
+    with folder_of_its_own() as folder:
         cpu, wall = await at_once(opened, Script(CROWD_STEPS), Path(folder), runs)
     steps = runs * CROWD_STEPS
     return {"steps_per_cpu_second": steps / cpu, "steps_per_second": steps / wall}

@@ -74,7 +74,7 @@ def test_more_steps_a_second_reach_an_aim_and_are_ahead() -> None:
 
 def test_nobody_is_said_to_be_ahead_who_is_not() -> None:
     told = page(measured("halter", "cpu", ms_per_step=0.1), measured("agno", "cpu", ms_per_step=0.4))
-    assert "Nowhere in this table." in told
+    assert "Nowhere in these tables." in told
 
 
 COSTS = Costs(
