@@ -128,7 +128,7 @@ class ApprovalDesk:
     async def forges(self, asked: PendingDecision, by: str, digest: str) -> None:
         """Write an answer into the inbox without the checks of an answer."""
         made = DecisionMade(decision=asked.decision, verdict="approve", by=by, digest=digest)
-        row = [(DecisionRow, (asked.decision,))]
+        row = [(DecisionRow, asked.decision)]
         await self.store.commit(Write(asked.stream, f"{asked.decision}/forged", lambda _: [Draft(made)], row))
 
 
@@ -246,7 +246,7 @@ async def forge_rule(desk: ApprovalDesk) -> None:
         by=AN_AGENT,
         expires_at=asked.expires_at,
     )
-    await desk.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], [(RuleRow, (rule.rule,))]))
+    await desk.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], [(RuleRow, rule.rule)]))
     await desk.tries(desk.call(number=2), 0)
 
 

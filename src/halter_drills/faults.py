@@ -197,8 +197,8 @@ class AlteredRows:
     def get(self, kind: type[R], *key: Any) -> R | None:
         return cast("R | None", self._alter(self._rows.get(kind, *key)))
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
-        return [self.get(kind, *key) for kind, key in keys]
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
+        return [self.get(*key) for key in keys]
 
 
 # An attacker who has the password of the database and knows its tables.

@@ -22,7 +22,7 @@ from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock, window_at
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionStarted
-from halter.core.ids import SortableIds, WorkerId, session_stream
+from halter.core.ids import SortableIds, WorkerId
 from halter.core.money import BudgetRow, CapReached, Caps, Leg, MustWait, Spender, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
@@ -89,7 +89,7 @@ class CheckThenSpend(Till):
         return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
 
     async def _blindly(self, lease: Lease, call: str, event: AnyEvent, legs: tuple[Leg, ...]) -> None:
-        stream, reads = session_stream(lease.session), rows_of_hold(call, legs)
+        stream, reads = lease.stream, rows_of_hold(call, legs)
         write = Write(stream, f"{call}/held", lambda _: [Draft(event)], reads, lease)
         await surely(lambda: self._store.commit(write), self._clock)
 

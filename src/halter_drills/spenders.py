@@ -14,7 +14,7 @@ import msgspec
 from halter.core.clock import DAY, HOUR, SECOND, Clock, window_at
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
-from halter.core.ids import WorkerId, session_stream
+from halter.core.ids import WorkerId
 from halter.core.money import Account as Spent
 from halter.core.money import Cap, Caps, Spender, carve
 from halter.core.ports import Lease, Store, Stored, Write
@@ -146,7 +146,7 @@ class Owner:
 
     async def _events(self) -> list[Stored]:
         events: list[Stored] = []
-        stream = session_stream(self._lease.session)
+        stream = self._lease.stream
         while page := await self._store.read(stream, len(events), PAGE):
             events += page
         return events

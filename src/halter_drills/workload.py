@@ -172,7 +172,7 @@ class Till(Ledger):
 
     def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
         """The write that admits or refuses; drills that break a promise have another one."""
-        stream = session_stream(lease.session)
+        stream = lease.stream
         if isinstance(asked, CallRequest):
             decide, rows = partial(judge.judge_call, asked), judge.list_call_rows(asked)
             return Write(stream, f"{asked.call}/asked/0", decide, rows, lease)

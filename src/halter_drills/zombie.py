@@ -15,7 +15,7 @@ import msgspec
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
-from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
+from halter.core.ids import SessionId, WorkerId, inbox_stream
 from halter.core.money import Caps, Spender, carve
 from halter.core.ports import Committed, Lease, Write
 from halter.guard.ledger import ActualResult
@@ -121,7 +121,7 @@ class Heir(Mortal):
         return ended
 
     async def _finish(self, lease: Lease) -> None:
-        events = await self._store.read(session_stream(lease.session))
+        events = await self._store.read(lease.stream)
         seen = len(await self._store.read(inbox_stream(lease.session)))
         await self._store.commit(wake_session(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
         await self._till.settle_in_doubt(lease, list(replay(events).in_flight.values()))

@@ -392,7 +392,7 @@ def test_a_call_that_nobody_knows_the_outcome_of_is_settled_by_a_person(house: H
 def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes) -> None:
     lease = house.owns("archive-60")
     calls = [CallStarted(call=f"archive-60.{number}", tool="stamp", audit="arguments") for number in range(60)]
-    rows = [(AuditRow, (each.call,)) for each in calls]
+    rows = [(AuditRow, each.call) for each in calls]
     stamped = Write(session_stream("archive-60"), "stamped", lambda _: [Draft(each) for each in calls], rows, lease)
     house.does(house.app.store.commit(stamped))
     page = comes("viewer").goes("/audit")

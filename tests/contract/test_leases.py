@@ -8,12 +8,23 @@ import pytest
 
 from halter.core.clock import DAY, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
-from halter.core.events import SESSION_FORMAT, SessionParked, SessionStarted, WakePosted
+from halter.core.events import (
+    SESSION_FORMAT,
+    RequestSettled,
+    RequestStarted,
+    SessionParked,
+    SessionStarted,
+    TurnStarted,
+    WakePosted,
+)
 from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id, session_stream
+from halter.core.money import UNITS, Charge, Leg, Unit
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Ticket, Write
+from halter.core.project import rows_of_hold
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
 from halter.state import lifecycle
+from halter.state.session import IllegalTransition
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -56,6 +67,39 @@ async def session(store: JournalStore, name: str = ONE) -> SessionRow:
 
 def names(leases: Sequence[Lease]) -> list[str]:
     return sorted(lease.session for lease in leases)
+
+
+async def test_a_turn_says_how_far_the_inbox_was_read(store: JournalStore) -> None:
+    lease = await start_owned(store)
+    stream = session_stream(ONE)
+    for turn in (1, 2):
+        await store.commit(lifecycle.post_message(ONE, f"message {turn}", b"one more thing", "a person"))
+        event = TurnStarted(turn=turn, inbox_seen=turn)
+        await store.commit(Write(stream, f"turn {turn}", lambda _, event=event: [Draft(event)], lease=lease))
+        row = await session(store)
+        assert (row.inbox_wake, row.inbox_seen, row.due_at) == (turn, turn, row.wake_at)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+async def test_a_session_does_not_end_while_a_hold_is_in_doubt(store: JournalStore, unit: Unit) -> None:
+    lease = await start_owned(store)
+    legs = (Leg(lease.stream, "", unit, None, 5),)
+    asked = RequestStarted(request="request", model="acme:large", purpose="turn", legs=legs)
+    answered = RequestSettled(request="request", outcome="ok", charge=Charge(usd=1, tokens=1))
+    for event, ends in ((asked, 0), (answered, 1)):
+        reads = rows_of_hold("request", legs)
+        await store.commit(Write(lease.stream, event.KIND, lambda _, event=event: [Draft(event)], reads, lease))
+        committed = await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
+        assert len(committed.events) == ends
+    assert (await session(store)).state == "COMPLETED"
+
+
+async def test_a_session_that_rests_is_woken_before_it_completes(store: JournalStore) -> None:
+    lease = await start_owned(store)
+    await store.commit(writing(lease))
+    with pytest.raises(IllegalTransition, match="is SLEEPING and cannot become COMPLETED"):
+        await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
+    assert (await session(store)).state == "SLEEPING"
 
 
 async def test_a_claim_gives_the_session_and_its_next_generation(store: JournalStore) -> None:
@@ -217,6 +261,19 @@ async def test_an_owner_that_lost_its_lease_can_write_nothing(place: "Place") ->
     with pytest.raises(LeaseLost, match=r"no longer held by anna .* belongs to bert \(generation 2\)"):
         await store.commit(writing(stale))
     assert len(await store.read(session_stream(ONE))) == 1
+
+
+async def test_a_lost_lease_writes_nothing_to_another_session_of_its_worker_either(store: JournalStore) -> None:
+    await start(store, ONE)
+    lost = await claim_one(store)
+    await store.release(lost)
+    await claim_one(store, BERT)
+    await start(store, "two")
+    await claim_one(store)
+    stream = session_stream("two")
+    with pytest.raises(LeaseLost):
+        await store.commit(Write(stream, "key", lambda _: [Draft(parked())], lease=lost, others=[session_stream(ONE)]))
+    assert len(await store.read(stream)) == 1
 
 
 async def test_a_lease_ends_with_the_session_it_was_for(store: JournalStore) -> None:

@@ -71,7 +71,7 @@ async def test_of_people_who_agree_at_once_one_is_first_and_one_second(store: Jo
         agent="desk",
         approvers=2,
     )
-    await store.commit(Write(FLEET, "asked", lambda _: [Draft(asked, b"shown")], [(DecisionRow, ("d",))]))
+    await store.commit(Write(FLEET, "asked", lambda _: [Draft(asked, b"shown")], [(DecisionRow, "d")]))
     (one,) = await list_pending_decisions(store)
     assert (one.approvers, one.first_by) == (2, "")
     call = replace(one, about="approval")

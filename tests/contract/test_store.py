@@ -220,7 +220,7 @@ async def test_a_hold_that_another_process_placed_is_seen_by_whoever_settles_it(
     "decide",
     [
         lambda rows: rows.get(BudgetRow, "fleet", "", "usd"),
-        lambda rows: rows.find([(BudgetRow, ("fleet", "", "usd"))]),
+        lambda rows: rows.find([(BudgetRow, "fleet", "", "usd")]),
         lambda _: [Draft(incident("a"), stream=trigger_stream("elsewhere"))],
         lambda _: [Draft(CallStarted(call="call", tool="search", legs=(FLEET_LEG,)))],
     ],
@@ -468,7 +468,7 @@ async def test_declared_rows_may_be_absent(store: JournalStore) -> None:
         seen[:] = [rows.get(HoldRow, "hold"), rows.get(BudgetRow, "fleet", "", "usd")]
         return []
 
-    reads = [(HoldRow, ("hold",)), budget_key(Account("fleet", "", "usd"))]
+    reads = [(HoldRow, "hold"), budget_key(Account("fleet", "", "usd"))]
     await store.commit(Write(FLEET, "key", decide, reads))
     assert seen == [None, None]
 

@@ -218,7 +218,7 @@ async def tasked(store: JournalStore, clock: ManualClock) -> None:
     (lease,) = await store.claim(WorkerId("worker of desk.inbox-1"), 1, session)
     for number, (left, body) in enumerate(LEFT):
         clock.advance(SECOND)
-        draft, rows = Draft(left, body), [*rows_of_event(left), (OutputRow, ("desk", "d9"))]
+        draft, rows = Draft(left, body), [*rows_of_event(left), (OutputRow, "desk", "d9")]
         await store.commit(Write(session_stream(session), f"l{number}", lambda _, draft=draft: [draft], rows, lease))
     await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
     for number, (stream, said_later) in enumerate(LATER):
@@ -327,13 +327,13 @@ PACED: list[tuple[AnyEvent, Any]] = [
 def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
     """Name every row that the guard's events touch."""
     return [
-        (DecisionRow, ("d",)),
-        (AuditRow, ("c1",)),
-        (AuditRow, ("c2",)),
-        (RateRow, ("watcher", "wipe", 7)),
-        (HaltRow, ("agent:watcher",)),
-        (RuleRow, ("r",)),
-        (PinRow, ("watcher", "web__get")),
+        (DecisionRow, "d"),
+        (AuditRow, "c1"),
+        (AuditRow, "c2"),
+        (RateRow, "watcher", "wipe", 7),
+        (HaltRow, "agent:watcher"),
+        (RuleRow, "r"),
+        (PinRow, "watcher", "web__get"),
         *rows_of_hold("c1", legs),
     ]
 

@@ -70,7 +70,7 @@ def rows(event: AnyEvent) -> Sequence[RowKey]:
         case CallStarted():
             return rows_of_hold(event.call, event.legs)
         case DecisionAsked():
-            return [(DecisionRow, (event.decision,))]
+            return [(DecisionRow, event.decision)]
         case _:
             return ()
 

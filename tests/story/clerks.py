@@ -144,7 +144,7 @@ async def _write(
     app: Runtime, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked | TurnStarted, body: bytes
 ) -> None:
     stream, key = session_stream(lease.session), f"{lease.session}/{event.KIND}"
-    asked = [(DecisionRow, (event.decision,))] if isinstance(event, DecisionAsked) else []
+    asked = [(DecisionRow, event.decision)] if isinstance(event, DecisionAsked) else []
     reads = [*asked, *rows_of_event(event)]
     await app.store.commit(Write(stream, key, lambda _: [Draft(event, body)], reads, lease=lease))
 
@@ -161,7 +161,7 @@ async def _planned(app: Runtime) -> None:
         by="ada",
         expires_at=now + HOUR,
     )
-    await app.store.commit(Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, ("r1",))]))
+    await app.store.commit(Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, "r1")]))
     weekly = Schedule(name="weekly", prompt="Look around.", cron="0 3 * * 1")
     await app.store.commit(make_trigger("clerk/weekly", "clerk", weekly, "ada"))
     letters = Watch(name="letters", prompt="Read it.", path="letters")

@@ -219,7 +219,7 @@ class Scribe:
             (stream, PrecedentProposed(precedent="p", agent="desk", kind="k"), lease),
             (stream, NotificationQueued(notification="n", channel="in_app", agent="desk"), lease),
         ):
-            rows = [*rows_of_event(event), (OutputRow, ("watcher", "d1"))]
+            rows = [*rows_of_event(event), (OutputRow, "watcher", "d1")]
             drafts = [Draft(event, b"what was said")]
             await self.commit(Write(place, next(self._keys), lambda _, drafts=drafts: drafts, rows, owner))
 
@@ -227,8 +227,8 @@ class Scribe:
         """Let the guard write whatever it can write: a decision, an audited and rated call, a refusal, a halt."""
         lease, call, asked = self.leases[session], f"{session}-guarded", f"{session}-decision"
         stream = session_stream(session)
-        rows: list[RowKey] = [(DecisionRow, (asked,)), (AuditRow, (call,)), (AuditRow, (f"{call}-2",))]
-        rows.append((RateRow, ("watcher", "look", 7)))
+        rows: list[RowKey] = [(DecisionRow, asked), (AuditRow, call), (AuditRow, f"{call}-2")]
+        rows.append((RateRow, "watcher", "look", 7))
         ask = DecisionAsked(decision=asked, about="approval", subject=call, name="look", digest="d", expires_at=9)
         made = DecisionMade(decision=asked, verdict="approve", by="ann", digest="d")
         start = CallStarted(call=call, tool="look", decision=asked, decided_by="ann", rated=7, audit="full")
@@ -242,8 +242,8 @@ class Scribe:
             await self.commit(Write(stream, next(self._keys), lambda _, drafts=drafts: drafts, rows, lease))
             if event is ask:
                 await self.commit(Write(inbox_stream(session), next(self._keys), lambda _: [Draft(made)], rows))
-        said: list[RowKey] = [(RuleRow, ("r",)), (PinRow, ("watcher", "web__get")), (AgentRow, ("watcher",))]
-        said += [(HaltRow, ("fleet",)), (FleetPolicyRow, ("fleet",))]
+        said: list[RowKey] = [(RuleRow, "r"), (PinRow, "watcher", "web__get"), (AgentRow, "watcher")]
+        said += [(HaltRow, "fleet"), (FleetPolicyRow, "fleet")]
         rule: dict[str, Any] = {
             "rule": "r",
             "tool": "look",

@@ -24,7 +24,7 @@ async def ask(office: Office, *names: str) -> list[ShownDecision]:
             digest=f"of {name}",
             expires_at=LATER,
         )
-        await office.write(session_stream("mine-1"), asked, (DecisionRow, (name,)), owner="mine-1")
+        await office.write(session_stream("mine-1"), asked, (DecisionRow, name), owner="mine-1")
     return [ShownDecision(name, f"of {name}") for name in names]
 
 

@@ -58,6 +58,19 @@ async def test_the_row_of_a_begun_session_is_that_of_the_store(world: World, tmp
         assert (again.row(), again.events) == (None, ())
 
 
+async def test_a_begun_session_stands_as_one_that_was_read_back(world: World, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        desk = await front(stack, world, tmp_path)
+        begun = await open_session(desk.context, "Look.", "chat", "s")
+        running = (await claim_session(desk.context, begun)).running
+        assert await running.take_up(begun=begun.events) == begun.events
+        began, state = running.began, running.state
+        async with asyncio.timeout(1):
+            await running.until_looked_back()
+        await running.look_back()
+        assert (began, state) == (running.began, running.state) == (begun.events[0].event, "RUNNING")
+
+
 async def owner_of(world: World, session: str) -> tuple[str, int]:
     (row,) = await world.journal.ask(Query("session", SessionRow, {"session": session}))
     return row.owner, row.generation

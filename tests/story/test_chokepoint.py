@@ -216,7 +216,7 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
     made = RuleMade(**rule, by="ada", expires_at=world.now + HOUR)
     said = [made, *([RuleEnded(rule="r", by="ada")] if over == "ended" else [])] if over != "never made" else []
     for event in said:
-        await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, ("r",))]))
+        await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, "r")]))
     if over == "expired":
         await world.advance(HOUR)
     need = RequiredApproval("ask-1", "d", b"deed(order=7)", rule="r")

@@ -81,7 +81,7 @@ async def refuse_calls(home: Path) -> None:
             )
             (lease,) = await app.store.claim(WorkerId(session), 1)
             refused = CallRefused(call=f"{session}.1", tool="send", outcome=outcome, sentence="No.")
-            reads = [(AuditRow, (refused.call,)), *rows_of_event(refused)]
+            reads = [(AuditRow, refused.call), *rows_of_event(refused)]
             write = Write(session_stream(lease.session), "1", lambda _, it=refused: [Draft(it)], reads, lease=lease)
             await app.store.commit(write)
 
@@ -187,7 +187,7 @@ async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> 
                 expires_at=app.clock.now() + DAY,
                 level="RESTRICTED",
             )
-            reads = [(DecisionRow, (asked.decision,)), *rows_of_event(asked)]
+            reads = [(DecisionRow, asked.decision), *rows_of_event(asked)]
             body = f'send {{"to":"{name}"}}'.encode()
             write = Write(
                 session_stream("clerk-1"), name, lambda _, it=asked, said=body: [Draft(it, said)], reads, lease=lease

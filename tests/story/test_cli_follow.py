@@ -61,7 +61,7 @@ class Desk:
             (self.leases[session],) = await self.store.claim(WorkerId("w"), 1, SessionId(session))
 
     async def write(self, session: str, event: AnyEvent, body: bytes = b"", call: str = "") -> None:
-        reads = [(AuditRow, (call,))] if call else []
+        reads = [(AuditRow, call)] if call else []
         write = Write(session_stream(session), self.new(), lambda _: [Draft(event, body)], reads, self.leases[session])
         await self.store.commit(write)
 
@@ -171,7 +171,7 @@ def test_a_row_has_the_beginning_of_what_was_said_also_where_that_was_large(desk
     async def large() -> None:
         blob = await desk.store.put(b"x" * 50_000)
         event = CallSettled(call="a.1", outcome="ok", audited=True)
-        reads = [(AuditRow, ("a.1",))]
+        reads = [(AuditRow, "a.1")]
         drafts = [Draft(event, None, blob)]
         await desk.store.commit(Write(session_stream("a"), "large", lambda _: drafts, reads, desk.leases["a"]))
 
@@ -320,7 +320,7 @@ async def test_what_a_session_asked_that_is_over_needs_nobody(scribe: Any) -> No
     ask = DecisionAsked(
         decision="d", about="approval", subject="c", name="send", digest="x", expires_at=9, reasons=("r",)
     )
-    lease, reads = scribe.leases["one"], [(DecisionRow, ("d",))]
+    lease, reads = scribe.leases["one"], [(DecisionRow, "d")]
     await scribe.commit(Write(session_stream("one"), "asked", lambda _: [Draft(ask, b"send {}")], reads, lease))
     (one,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
     assert (one.shown, one.reasons, one.session) == ("send {}", ("r",), "one")

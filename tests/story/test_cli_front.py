@@ -217,7 +217,7 @@ def left_behind(ada: Person) -> None:
         ada,
         lifecycle.start_session(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")),
         Write(session, "left", lambda _: [Draft(event, body) for event, body in said], rows),
-        Write(FLEET, "asked", lambda _: [Draft(asked, b"desk proposes")], [(DecisionRow, ("proposal/m-1",))]),
+        Write(FLEET, "asked", lambda _: [Draft(asked, b"desk proposes")], [(DecisionRow, "proposal/m-1")]),
     )
 
 

@@ -306,7 +306,7 @@ def test_a_changed_tool_is_put_before_a_person_and_may_be_used_after_a_yes(place
             expires_at=app.clock.now() + HOUR,
             agent="clerk",
         )
-        reads = [(DecisionRow, ("clerk/web__get/abc",))]
+        reads = [(DecisionRow, "clerk/web__get/abc")]
         await app.store.commit(Write(FLEET, "asked", lambda _: [Draft(event, b"web__get: Fetch a page.")], reads))
 
     place.on_store(ask)

@@ -83,10 +83,10 @@ class Office:
         asked = DecisionAsked(
             decision=f"{agent}-asks", about="approval", subject=call, name="look", digest="d", expires_at=LATER
         )
-        await self.write(stream, asked, (DecisionRow, (asked.decision,)), owner=session)
+        await self.write(stream, asked, (DecisionRow, asked.decision), owner=session)
         started = CallStarted(call=call, tool=f"tool-of-{agent}", audit="full")
-        await self.write(stream, started, (AuditRow, (call,)), owner=session)
-        await self.write(stream, CallSettled(call=call, outcome="ok", audited=True), (AuditRow, (call,)), owner=session)
+        await self.write(stream, started, (AuditRow, call), owner=session)
+        await self.write(stream, CallSettled(call=call, outcome="ok", audited=True), (AuditRow, call), owner=session)
         found = FindingEmitted(finding=f"{agent}-found", agent=agent, severity="low", support="unquoted")
         await self.write(stream, found, owner=session)
         await self.write(stream, MemoryProposed(memory=f"{agent}-memory", agent=agent), owner=session)
@@ -102,9 +102,9 @@ class Office:
             rule=f"{agent}-rule", tool="look", scope="agent", owner=agent, matcher="{}", keys=(), by="ann",
             expires_at=LATER,
         )  # fmt: skip
-        await self.write(FLEET, rule, (RuleRow, (rule.rule,)))
-        await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, (f"trigger:{trigger}",)))
-        await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, (agent,)))
+        await self.write(FLEET, rule, (RuleRow, rule.rule))
+        await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, f"trigger:{trigger}"))
+        await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, agent))
         about = WorkerInfo(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
         await self.ground.store.beat(WorkerId(f"worker-of-{agent}"), {}, about.said())
 

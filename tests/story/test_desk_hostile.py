@@ -41,7 +41,7 @@ async def test_a_rule_for_a_call_whose_words_are_gone_is_refused_in_a_sentence(o
     asked = DecisionAsked(
         decision="asks", about="approval", subject="c", name="look", digest="d", expires_at=LATER, keys=("path",)
     )
-    lease, rows = office.scribe.leases["mine-1"], [(DecisionRow, ("asks",))]
+    lease, rows = office.scribe.leases["mine-1"], [(DecisionRow, "asks")]
     await office.ground.store.commit(
         Write(session_stream("mine-1"), "asks", lambda _: [Draft(asked, shown)], rows, lease)
     )

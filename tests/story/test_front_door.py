@@ -161,7 +161,7 @@ async def test_an_agent_neither_halts_nor_resumes_nor_decides_nor_cancels_by_a_w
 
 async def asked(world: World, *decisions: DecisionAsked) -> None:
     for event in decisions:
-        rows = [(DecisionRow, (event.decision,))]
+        rows = [(DecisionRow, event.decision)]
         await world.store.commit(
             Write(FLEET, f"ask/{event.decision}", lambda _, event=event: [Draft(event, b"wipe /tmp/x")], rows)
         )

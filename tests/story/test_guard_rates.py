@@ -65,7 +65,7 @@ def agreed(at: int) -> Write:
         by="ada",
         expires_at=at + DAY,
     )
-    return Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, ("r",))])
+    return Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, "r")])
 
 
 def started(session: str) -> Write:
@@ -124,7 +124,7 @@ class Stale:
         return self._rates[key] if kind is RateRow else self._rows.get(kind, *key)
 
     def find(self, keys: Any) -> Any:
-        return [self.get(kind, *key) for kind, key in keys]
+        return [self.get(*key) for key in keys]
 
 
 class Careless:
@@ -137,7 +137,7 @@ class Careless:
         return getattr(self._store, name)
 
     async def commit(self, write: Write) -> Committed:
-        keys = [key for kind, key in write.reads if kind is RateRow]
+        keys = [key[1:] for key in write.reads if key[0] is RateRow]
         if not keys:
             return await self._store.commit(write)
         seen: dict[Any, RateRow | None] = {}

@@ -220,6 +220,18 @@ def test_instructions_and_tools_are_made_for_each_run(tmp_path: Path) -> None:
         assert agent.run_sync("Hello.", deps="Ada").text == '{"open_drawer": "what Ada keeps there"}'
 
 
+def test_instructions_are_made_for_a_run_without_any_toolset(tmp_path: Path) -> None:
+    model = FunctionModel(lambda _: "Done.")
+    agent = Agent("desk", model=model, store=tmp_path / "runs.db", environ={})
+
+    @agent.instructions
+    def greeting(deps: Any) -> str:
+        return f"You work for {deps}."
+
+    agent.run_sync("Hello.", deps="Ada")
+    assert seen_by(model).system == "You work for Ada."
+
+
 def test_a_tool_of_a_toolset_passes_the_guard_and_takes_no_other_tools_place(tmp_path: Path) -> None:
     agent = Agent(
         "desk",

@@ -152,7 +152,7 @@ async def test_only_a_rule_that_a_person_made_answers_in_their_place(desk: Desk,
         by=by,
         expires_at=desk.world.now + HOUR,
     )
-    await desk.world.store.commit(Write(FLEET, "r", lambda _: [Draft(rule)], [(RuleRow, ("r",))]))
+    await desk.world.store.commit(Write(FLEET, "r", lambda _: [Draft(rule)], [(RuleRow, "r")]))
     await desk.world.advance(MINUTE)
     assert isinstance(await desk.call("write_file", path="notes"), Answer) is runs
 

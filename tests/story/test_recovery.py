@@ -53,7 +53,7 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Reco
     intent = CallStarted(
         call="s.1", tool="deed", legs=held, effect=tool.spec.effect, idempotent=tool.spec.idempotent, audit="full"
     )
-    rows = [*rows_of_hold("s.1", held), (AuditRow, ("s.1",))]
+    rows = [*rows_of_hold("s.1", held), (AuditRow, "s.1")]
     await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(intent, b"{}")], rows, first))
     await world.advance(MINUTE)
     (lease,) = await world.store.claim(WorkerId("second"), 1)

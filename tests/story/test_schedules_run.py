@@ -375,7 +375,7 @@ async def test_a_trigger_that_cannot_be_read_stops_no_other_one_of_its_agent(wor
     office = begun(world, tmp_path, "every: 10m")
     made = TriggerMade(trigger="clerk/a-later-one", agent="clerk", type="schedule", by="ada", digest="x")
     drafts = [Draft(made, b'{"type": "schedule", "spec": {"name": "a-later-one", "every": "sometimes"}}')]
-    stream, rows = trigger_stream("clerk/a-later-one"), [(TriggerRow, ("clerk/a-later-one",))]
+    stream, rows = trigger_stream("clerk/a-later-one"), [(TriggerRow, "clerk/a-later-one")]
     await world.store.commit(Write(stream, "made", lambda _: drafts, rows))
     await world.advance(35 * MINUTE)
     assert await ran(office) == ["00:10", "00:20", "00:30"]

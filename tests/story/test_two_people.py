@@ -219,7 +219,7 @@ async def test_a_rule_of_one_person_does_not_answer_for_two(world: World, tmp_pa
         by="ada",
         expires_at=world.now + 24 * HOUR,
     )
-    await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(made)], [(RuleRow, ("r1",))]))
+    await world.journal.commit(Write(FLEET, "rule", lambda _: [Draft(made)], [(RuleRow, "r1")]))
     house = await asking(world, tmp_path)
     assert not await house.has_run()
     assert (await house.row()).verdict == ""

@@ -25,7 +25,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import ForkSafeConnection, SqliteEngine
 from halter.journal.store import DONE_BEFORE_YIELD, JournalStore
 
-FLEET: RowKey = (HaltRow, ("fleet",))
+FLEET: RowKey = (HaltRow, "fleet")
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)
 RESUMED = HaltRow("fleet", 0, 2, "ada", "", 0)
 
@@ -92,9 +92,9 @@ def test_what_is_undone_was_never_there(known: RowCache) -> None:
 
 
 def test_no_more_rows_are_known_than_fit(table: Table, known: RowCache) -> None:
-    known.load([(HaltRow, (f"session:{number}",)) for number in range(MOST_CACHED_ROWS + 1)])
+    known.load([(HaltRow, f"session:{number}") for number in range(MOST_CACHED_ROWS + 1)])
     before = table.looks
-    known.load([(HaltRow, ("session:0",))])
+    known.load([(HaltRow, "session:0")])
     assert table.looks == before + 1
 
 
@@ -162,9 +162,9 @@ def seen(engine: SqliteEngine) -> object:
 
 def seen_by_write(engine: SqliteEngine) -> tuple[object, object]:
     """The halt of the fleet and the head of its stream, as a write finds them that changes nothing."""
-    loaded = engine.begin([FLEET, (StreamRow, ("fleet",))]).loaded
+    loaded = engine.begin([FLEET, (StreamRow, "fleet")]).loaded
     engine.commit()
-    return loaded[FLEET], loaded[StreamRow, ("fleet",)]
+    return loaded[FLEET], loaded[StreamRow, "fleet"]
 
 
 def test_two_processes_on_one_file_see_what_the_other_wrote(engine: Callable[[], SqliteEngine]) -> None:
@@ -343,7 +343,7 @@ async def test_an_error_of_the_file_is_one_of_the_store_also_where_a_row_is_look
         return []
 
     made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: 1, new_id=lambda: "store", connect=connect)
-    store, write = JournalStore(made, inline=True), Write(StreamId("fleet"), "key", decide, [(HoldRow, ("call",))])
+    store, write = JournalStore(made, inline=True), Write(StreamId("fleet"), "key", decide, [(HoldRow, "call")])
     broken.append("holds")
     with pytest.raises(StoreError):
         await store.commit(write)
@@ -463,7 +463,7 @@ def test_a_row_that_was_not_looked_up_is_found_before_it_is_dropped() -> None:
 def test_rows_that_are_looked_for_together_are_those_that_each_look_finds() -> None:
     hold, gone = HoldRow("call", "s", 1, "turn", "deed", b"[]"), HoldRow("gone", "s", 1, "turn", "deed", b"[]")
     rows = WorkingSet(loaded={gone.key(): None}, now=0, postponed={hold.key()}, look=lambda _: hold)
-    both = [(HoldRow, ("gone",)), (HoldRow, ("call",))]
+    both = [(HoldRow, "gone"), (HoldRow, "call")]
     assert rows.find(both) == rows.find(both) == [None, hold]
     assert (rows.find([]), rows.find(both[:1])) == ([], [None])
 

@@ -21,9 +21,11 @@ from halter.core.money import (
     Charge,
     CostForecast,
     Leg,
+    RateLimit,
     Spender,
     list_accounts,
     make_legs,
+    make_rate_legs,
 )
 from halter.core.ports import BLOB_THRESHOLD, Lease, Query, Write
 from halter.core.project import rows_of_hold
@@ -465,6 +467,17 @@ async def test_only_what_cost_no_more_than_its_hold_is_settled_with_what_follows
     assert (settled.usd, settled.overrun) == (60, False)
     await world.ledger.settle_up(lease)
     assert await sums(world) == (60, 0, 0)
+
+
+async def test_what_keeps_within_a_rate_is_settled_with_what_follows(world: World) -> None:
+    lease = await begun(world)
+    rates = make_rate_legs((("mine:big", RateLimit(requests=5, tokens=1_000)),), world.now, 300)
+    taken = await held(world, lease, msgspec.structs.replace(call(world, 60), legs=(*call(world, 60).legs, *rates)))
+    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=301)) is None
+    assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=300)) is not None
+    await world.ledger.settle_up(lease)
+    rows = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "model:mine:big"]
+    assert {row.unit: (row.spent, row.held) for row in rows} == {"requests": (1, 0), "tokens": (300, 0)}
 
 
 @pytest.mark.parametrize("reported", [-50, 2**63, -(2**70)])

@@ -27,6 +27,7 @@ from halter.core.money import (
     compute_cap_overrun,
     forecast_cost,
     format_micros,
+    is_near_cap,
     list_accounts,
     reserve,
     settle,
@@ -133,6 +134,27 @@ def test_the_word_of_a_person_binds_whatever_the_configuration_says() -> None:
     lowered, lifted = budget(spent=3, cap=5, by="mara"), budget(spent=3, cap=None, by="mara")
     assert isinstance(reserve([(leg(3, 100), lowered)]), CapReached)
     assert isinstance(reserve([(leg(3, 1), lifted)]), Reserved)
+
+
+@pytest.mark.parametrize(
+    ("configured", "row", "near"),
+    [
+        (100, None, False),
+        (100, budget(spent=79), False),
+        (100, budget(spent=80), True),
+        (100, budget(spent=40, held=40), True),
+        (None, budget(spent=10**9), False),
+        (0, None, True),
+        (100, budget(spent=50, cap=60, by="mara"), True),
+        (100, budget(spent=90, cap=None, by="mara"), False),
+        (100, budget(spent=50, cap=60), False),
+    ],
+)
+def test_a_budget_is_near_the_cap_in_force_with_what_is_held(
+    configured: int | None, row: BudgetRow | None, *, near: bool
+) -> None:
+    assert is_near_cap([configured], [row]) is near
+    assert is_near_cap([None, configured, 10**9], [None, row, None]) is near
 
 
 def test_the_configuration_of_whoever_asks_binds_where_no_person_spoke() -> None:

@@ -17,7 +17,7 @@ class Locked:
         self._row = row
 
     def get(self, kind: type, *key: str) -> NotificationRow | None:
-        assert (kind, key) == (NotificationRow, ("n1",))
+        assert (kind, *key) == (NotificationRow, "n1")
         return self._row
 
 

@@ -51,10 +51,10 @@ class Rows:
         self.kept = {row.key(): row for row in rows}
 
     def get(self, kind: type[Any], *key: Any) -> Any:
-        return self.kept.get((kind, key))
+        return self.kept.get((kind, *key))
 
     def find(self, keys: Any) -> Any:
-        return [self.get(kind, *key) for kind, key in keys]
+        return [self.get(*key) for key in keys]
 
     def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
         project_event(event, Standing(stream, seq, self.now), self)
@@ -164,7 +164,7 @@ def test_a_rate_is_held_beside_the_money_in_the_minute_of_the_stores_clock() -> 
     (started,) = decided(asking(now=NOON - SECOND), now=NOON)
     assert isinstance(started, RequestStarted)
     assert started.legs[-2:] == make_rate_legs(((MODEL, RateLimit(50, 40_000)),), NOON, 1000)
-    assert (BudgetRow, (f"model:{MODEL}", MINUTE_WINDOW, "requests")) in list_request_rows(asking())
+    assert (BudgetRow, f"model:{MODEL}", MINUTE_WINDOW, "requests") in list_request_rows(asking())
 
 
 def test_whoever_is_late_is_told_until_when_and_nothing_is_refused_nor_held() -> None:

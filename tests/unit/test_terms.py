@@ -117,11 +117,11 @@ class Laid:
         self._declared = set(declared)
 
     def get(self, kind: type[Any], *key: Any) -> Any:
-        assert (kind, key) in self._declared
-        return self._rows.get((kind, key))
+        assert (kind, *key) in self._declared
+        return self._rows.get((kind, *key))
 
     def find(self, keys: Any) -> Any:
-        return [self.get(kind, *key) for kind, key in keys]
+        return [self.get(*key) for key in keys]
 
 
 @cache
@@ -347,8 +347,12 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         hold = compile_hold_terms(where.caps, where.spender, contexts.now // QUARTER)
         hold = msgspec.structs.replace(hold, keys=tuple(map(budget_key, hold.legs)) if terms.hold.keys else ())
         cold = msgspec.structs.replace(where).terms_of_model(model, table, contexts.now)
-        assert terms == msgspec.structs.replace(cold, hold=hold)
+        assert terms == msgspec.structs.replace(cold, hold=hold, halts=where.halts if hold.keys else ())
         seen.add("known" if hold.keys else "new")
+        soon = contexts.now + draw.choice((0, QUARTER, DAY))
+        whole = make_legs(where.whole_caps, where.spender, soon, usd=1, tokens=1)
+        keys, caps = where.find_caps(soon)
+        assert ([*keys], [*caps]) == ([*map(budget_key, whole)], [leg.cap for leg in whole])
         known: dict[str, Any] = {
             "request": f"r{number}/0",
             "model": str(model.name),
@@ -387,7 +391,8 @@ class Raised:
 
 
 def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> None:
-    policy = msgspec.structs.replace(resolved("{}", AGENTS[3]), allowed_models=())
+    caps = Caps(trigger=(Cap(800, "day"),))
+    policy = msgspec.structs.replace(resolved("{}", AGENTS[3]), allowed_models=(), caps=caps)
     where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
     table = Table()
     first = where.terms_of_model(MODELS[0], table, NOON)
@@ -397,6 +402,8 @@ def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> N
     for other, model, prices, now in (
         (msgspec.structs.replace(where, kept_usd=0), MODELS[0], table, NOON),
         (msgspec.structs.replace(where, agent="till"), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, trigger="nightly"), MODELS[0], table, NOON),
+        (msgspec.structs.replace(where, askers=(("agent:till", Cap(5, "day")),)), MODELS[0], table, NOON),
         (msgspec.structs.replace(where, rates=RATES), MODELS[0], table, NOON),
         (where, MODELS[1], table, NOON),
         (where, MODELS[0], Raised(), NOON),
@@ -405,8 +412,36 @@ def test_sessions_of_an_agent_share_only_what_is_worked_out_from_the_same() -> N
         assert msgspec.structs.replace(where).terms_of_model(MODELS[0], table, NOON) == first
         alone = msgspec.structs.replace(other, policy=msgspec.structs.replace(policy))
         changed = msgspec.structs.replace(other).terms_of_model(model, prices, now)
-        assert first.base != changed.base
+        assert (first.base, first.hold) != (changed.base, changed.hold)
         assert changed == alone.terms_of_model(model, prices, now)
+
+
+def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_worked_out_from_the_same() -> None:
+    caps = Caps(trigger=(Cap(800, "day"),), agent=(Cap(900, "hour"),))
+    policy = msgspec.structs.replace(resolved("{}", AGENTS[0]), caps=caps)
+    where = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()), kept_usd=5)
+    first = where.terms_of_tool(jot.spec, NOON)
+    beside = msgspec.structs.replace(where, session="t").terms_of_tool(jot.spec, NOON)
+    assert beside.base.accounts[1] is first.base.accounts[1]
+    assert (beside.base.session, beside.base.kept.session) == ("t", "t")
+    assert (beside.base.legs[0].scope, beside.base.accounts[0].scope) == ("session:t", "session:t")
+    assert beside.base.halts == judge.list_halt_rows(("session:t", "agent:desk", "fleet"))
+    dear = msgspec.structs.replace(jot.spec, cost=300)
+    for other, spec, now in (
+        (msgspec.structs.replace(where, kept_usd=0), jot.spec, NOON),
+        (msgspec.structs.replace(where, agent="till"), jot.spec, NOON),
+        (msgspec.structs.replace(where, trigger="nightly"), jot.spec, NOON),
+        (msgspec.structs.replace(where, askers=(("agent:till", Cap(5, "day")),)), jot.spec, NOON),
+        (msgspec.structs.replace(where, phase=Phase("work", ("look",))), jot.spec, NOON),
+        (msgspec.structs.replace(where, quarantined=frozenset(("jot",))), jot.spec, NOON),
+        (where, dear, NOON),
+        (where, jot.spec, NOON + HOUR),
+    ):
+        assert msgspec.structs.replace(where).terms_of_tool(jot.spec, NOON) == first
+        alone = msgspec.structs.replace(other, policy=msgspec.structs.replace(policy))
+        changed = msgspec.structs.replace(other).terms_of_tool(spec, now)
+        assert first != changed
+        assert changed == alone.terms_of_tool(spec, now)
 
 
 def test_a_changed_context_keeps_nothing_that_was_worked_out_before() -> None:

@@ -30,10 +30,10 @@ class Laid:
         self._rows = {row.key(): row for row in rows}
 
     def get(self, kind: type[Any], *key: Any) -> Any:
-        return self._rows.get((kind, key))
+        return self._rows.get((kind, *key))
 
     def find(self, keys: Any) -> Any:
-        return [self.get(kind, *key) for kind, key in keys]
+        return [self.get(*key) for key in keys]
 
 
 def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
@@ -152,9 +152,9 @@ def test_every_row_that_is_looked_at_is_declared() -> None:
     caps = Caps(Cap(1), (Cap(2), Cap(3, "hour")), (Cap(4, "day"),), (Cap(5, "month"),), token_budget=9)
     asked = asking(caps, spender=Spender("s", "desk", "nightly"))
     keys = list_request_rows(asked)
-    assert (HoldRow, ("r/0",)) in keys
-    assert {key[0] for kind, key in keys if kind is HaltRow} == set(SCOPES)
-    scopes = [(key[0], key[2]) for kind, key in keys if kind is BudgetRow]
+    assert (HoldRow, "r/0") in keys
+    assert {key[1] for key in keys if key[0] is HaltRow} == set(SCOPES)
+    scopes = [(key[1], key[3]) for key in keys if key[0] is BudgetRow]
     assert sorted(scopes) == sorted(
         [
             ("session:s", "usd"),

@@ -47,7 +47,13 @@ class SortableIds:
 
 
 def _encode_base32(number: int) -> str:
-    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
+    pairs = _PAIRS
+    found = [pairs[number >> 120]]
+    for shift in (90, 60, 30, 0):
+        # Thirty bits at a time: so much is one digit of Python's own.
+        part = number >> shift & 0x3FFF_FFFF
+        found += (pairs[part >> 20], pairs[part >> 10 & 1023], pairs[part & 1023])
+    return "".join(found)
 
 
 _CHANNEL: Final = "channel:"

@@ -138,7 +138,7 @@ class BudgetRow(Row, frozen=True):
     overrun: int = 0
 
     def key(self) -> RowKey:
-        return (BudgetRow, (self.scope, self.window, self.unit))
+        return (BudgetRow, self.scope, self.window, self.unit)
 
     @property
     def ends_at(self) -> int | None:
@@ -234,11 +234,13 @@ NEAR_CAP_PERCENT: Final = 80
 """A budget is near its cap when this much of it is spent or held."""
 
 
-def is_near_cap(budgets: Iterable[tuple[Leg, BudgetRow]]) -> bool:
-    """Whether any of the budgets is near the cap in force; a rate comes back by itself and does not count."""
-    for leg, budget in budgets:
-        cap = budget.binding(leg.cap)
-        if cap is not None and (budget.spent + budget.held) * 100 >= cap * NEAR_CAP_PERCENT and not leg.is_rate:
+def is_near_cap(caps: Sequence[int | None], budgets: Iterable[BudgetRow | None]) -> bool:
+    """Whether any of the budgets is near the cap in force, given what is configured for each."""
+    for cap, budget in zip(caps, budgets, strict=True):
+        used = 0
+        if budget is not None:
+            cap, used = budget.cap if budget.cap_by else cap, budget.spent + budget.held  # noqa: PLW2901
+        if cap is not None and used * 100 >= cap * NEAR_CAP_PERCENT:
             return True
     return False
 
@@ -360,6 +362,18 @@ def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int =
     # It is the agent's: a session that follows another one in the same hour goes on with what is left.
     hour = window_at("hour", now)
     return (*legs, counted, Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
+
+
+NO_SESSION: Final = session_stream("")
+
+
+def assign_legs(legs: Sequence[Leg], stream: str) -> tuple[Leg, ...]:
+    """The accounts of no session in particular, for the session of a stream."""
+    own: list[Leg] = []
+    for leg in legs:
+        shared = leg.scope != NO_SESSION
+        own.append(leg if shared else Leg(stream, leg.window, leg.unit, leg.cap, leg.amount))
+    return tuple(own)
 
 
 def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:

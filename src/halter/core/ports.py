@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from halter.core.errors import HalterError
 from halter.core.events import AnyEvent, Unknown
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_stream
 from halter.core.text import clean, from_body
 from halter.core.vocabulary import R, RowKey
 
@@ -153,6 +154,11 @@ class Lease(msgspec.Struct, frozen=True, weakref=True, cache_hash=True):
     session: SessionId
     worker: WorkerId
     generation: int
+    stream: StreamId = StreamId("")
+
+    def __post_init__(self) -> None:
+        """Name the stream: every write asks for it."""
+        force_setattr(self, "stream", session_stream(self.session))
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -181,11 +187,11 @@ class Rows(Protocol):
     @property
     def now(self) -> int: ...
 
-    def get(self, kind: type[R], *key: Any) -> R | None:
+    def get(self, kind: type[R], /, *key: Any) -> R | None:
         """Return a row that the write declared, or None."""
         ...
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
         """Return several rows in one look, each as `get` does."""
         ...
 

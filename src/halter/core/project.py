@@ -44,7 +44,7 @@ from halter.core.vocabulary import Purpose, R, Row, RowKey
 
 
 class RowsBefore(Protocol):
-    def get(self, kind: type[R], *key: Any) -> R | None: ...
+    def get(self, kind: type[R], /, *key: Any) -> R | None: ...
 
 
 class MutableRows(RowsBefore, Protocol):
@@ -215,23 +215,23 @@ def rows_of_event(event: object) -> tuple[RowKey, ...]:
         return ()
     match event:
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
-            return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, event.item)))
+            return ((TriggerRow, event.trigger), (ItemRow, event.trigger, event.item))
         case ev.RunStarted(item=item) if item:
-            return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, item)))
+            return ((TriggerRow, event.trigger), (ItemRow, event.trigger, item))
         case (
             ev.TriggerMade() | ev.TriggerEnded() | ev.RunStarted() | ev.RunSkipped() | ev.RunQueued() | ev.RunsDelayed()
         ):
-            return ((TriggerRow, (event.trigger,)),)
+            return ((TriggerRow, event.trigger),)
         case ev.FindingEmitted() | ev.FindingReviewed():
-            return ((FindingRow, (event.finding,)),)
+            return ((FindingRow, event.finding),)
         case ev.MemoryProposed():
-            return ((MemoryRow, (event.memory,)),)
+            return ((MemoryRow, event.memory),)
         case ev.PrecedentProposed():
-            return ((PrecedentRow, (event.precedent,)),)
+            return ((PrecedentRow, event.precedent),)
         case ev.ProposalDecided():
             return (_proposal_key(event),)
         case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
-            return ((NotificationRow, (event.notification,)),)
+            return ((NotificationRow, event.notification),)
         case _:
             return ()
 
@@ -239,11 +239,11 @@ def rows_of_event(event: object) -> tuple[RowKey, ...]:
 def _proposal_key(event: ev.ProposalDecided) -> RowKey:
     match event.about:
         case "finding":
-            return (FindingRow, (event.proposal,))
+            return (FindingRow, event.proposal)
         case "memory":
-            return (MemoryRow, (event.proposal,))
+            return (MemoryRow, event.proposal)
         case "precedent":
-            return (PrecedentRow, (event.proposal,))
+            return (PrecedentRow, event.proposal)
 
 
 def _replace_fields(row: T, **changes: object) -> T:
@@ -311,7 +311,7 @@ class EraseBodies(msgspec.Struct, frozen=True):
     through: int
 
 
-POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
+POLICY_KEY: Final[RowKey] = (FleetPolicyRow, FLEET)
 NO_USAGE: Final = Usage()
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
@@ -343,7 +343,10 @@ def _project_nothing(event: ev.ChannelEvent | ev.TurnEnded, place: EventPlace, k
 
 
 def _turn_started(event: ev.TurnStarted, place: EventPlace, known: MutableRows) -> None:
-    known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
+    row = known.get(SessionRow, find_session(place.stream))
+    # Mostly nothing came, and the row stays as it is.
+    if row is None or row.inbox_seen != event.inbox_seen:
+        known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
 
 
 def project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
@@ -447,7 +450,7 @@ def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
 
     A hold on the fleet obeys the current policy of the store.
     """
-    keys: tuple[RowKey, ...] = ((HoldRow, (hold,)), *map(budget_key, legs))
+    keys: tuple[RowKey, ...] = ((HoldRow, hold), *map(budget_key, legs))
     return (*keys, POLICY_KEY) if any(leg.scope == FLEET for leg in legs) else keys
 
 
@@ -719,7 +722,9 @@ def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int
     return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
 
 
-BudgetKey = tuple[type[BudgetRow], tuple[str, str, Unit]]
+BudgetKey = tuple[type[BudgetRow], str, str, Unit]
+FindCaps = Callable[[int], tuple[Sequence[BudgetKey], Sequence[int | None]]]
+"""The rows of all accounts of a session at a time, and the caps that are configured for them."""
 
 
 def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
@@ -733,13 +738,13 @@ def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
 
 def budget_key(account: Account) -> BudgetKey:
     scope, window, unit = account.scope, account.window, account.unit
-    return _make_shared_key(scope, window, unit) if window else (BudgetRow, (scope, window, unit))
+    return _make_shared_key(scope, window, unit) if window else (BudgetRow, scope, window, unit)
 
 
 # A window is that of an agent, a trigger, a model or the fleet: many sessions ask for the same.
 @lru_cache(maxsize=256)
 def _make_shared_key(scope: str, window: str, unit: Unit) -> BudgetKey:
-    return (BudgetRow, (scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit))
+    return (BudgetRow, scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit)
 
 
 PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPlace, MutableRows], None]]] = {

@@ -174,7 +174,7 @@ class StreamRow(Row, frozen=True):
     at: int
 
     def key(self) -> RowKey:
-        return (StreamRow, (self.stream,))
+        return (StreamRow, self.stream)
 
 
 class SessionRow(Row, frozen=True):
@@ -235,14 +235,17 @@ class SessionRow(Row, frozen=True):
 def rows_of_stream(stream: StreamId) -> tuple[RowKey, ...]:
     """The rows that every write to a stream locks: its head, and its session if it has one."""
     session = session_of(stream)
-    head: RowKey = (StreamRow, (stream,))
-    return (head,) if session is None else (head, (SessionRow, (session,)))
+    head: RowKey = (StreamRow, stream)
+    return (head,) if session is None else (head, (SessionRow, session))
 
 
 def find_session(stream: StreamId) -> str:
     """The session of a stream, or nothing: as `session_of`, for what asks often."""
     rows = rows_of_stream(stream)
-    return rows[1][1][0] if len(rows) > 1 else ""
+    if len(rows) == 1:
+        return ""
+    _, session = rows[1]
+    return session
 
 
 class OutageRow(Row, frozen=True):
@@ -273,7 +276,7 @@ class HoldRow(Row, frozen=True):
     legs: bytes
 
     def key(self) -> RowKey:
-        return (HoldRow, (self.hold,))
+        return (HoldRow, self.hold)
 
     def taken(self) -> tuple[Leg, ...]:
         return _LEGS.decode(self.legs)
@@ -304,7 +307,7 @@ class SpendRow(Row, frozen=True):
     cache_write_tokens: int
 
     def key(self) -> RowKey:
-        return (SpendRow, (self.at, self.hold))
+        return (SpendRow, self.at, self.hold)
 
 
 class HaltRow(Row, frozen=True):

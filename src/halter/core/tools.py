@@ -157,7 +157,7 @@ class JournalEffect(msgspec.Struct, frozen=True):
     unless: RowKey | None = None
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """The result of a call: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if known.
 
     `happened` is committed with it.

@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -128,8 +128,11 @@ class Price(msgspec.Struct, frozen=True):
 FREE_PRICE: Final = Price(Decimal(0), Decimal(0))
 
 
-class Unpriced(msgspec.Struct, frozen=True):
-    """The price of a model is unknown: while a cap applies it must not be asked."""
+class Unpriced(NamedTuple):
+    """The price of a model is unknown: while a cap applies it must not be asked.
+
+    Not a struct: each request asks whether its rates are one, and of a struct that takes long to deny.
+    """
 
     model: ModelName
     reason: str
@@ -143,7 +146,7 @@ class Unpriced(msgspec.Struct, frozen=True):
         )
 
 
-class UnpricedFeature(Unpriced, frozen=True):
+class UnpricedFeature(Unpriced):
     """A request asks for something that has no price, of a model that has one."""
 
     @property

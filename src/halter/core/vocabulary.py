@@ -132,7 +132,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     VERSION: ClassVar[int] = 1
 
 
-RowKey = tuple["type[Row]", tuple[Any, ...]]
+RowKey = tuple["type[Row]", *tuple[Any, ...]]
+"""A table and the values of its key. Flat, since it is hashed at every look."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -146,7 +147,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     APPEND_ONLY: ClassVar[bool] = False
 
     def key(self) -> RowKey:
-        return (type(self), tuple(getattr(self, name) for name in self.KEY))
+        return (type(self), *(getattr(self, name) for name in self.KEY))
 
 
 R = TypeVar("R", bound=Row)
@@ -154,4 +155,4 @@ R = TypeVar("R", bound=Row)
 
 def lock_order(key: RowKey) -> tuple[str, tuple[Any, ...]]:
     """Sort keys by this before locking: one order everywhere means no deadlock."""
-    return (key[0].TABLE, key[1])
+    return (key[0].TABLE, key[1:])

@@ -22,7 +22,7 @@ from halter.autonomy.upkeep import RestartAfter, decide_restart
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
-from halter.core.ids import SessionId, WorkerId, session_stream
+from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import (
     EVERY_STREAM,
     AgentConcurrency,
@@ -319,7 +319,7 @@ class Sessions:
         event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH))
         key = f"{lease.session}/{lease.generation}/failed/{failures}_{self.clock.now()}"
         with suppress(LeaseLost):
-            await self.store.commit(Write(session_stream(lease.session), key, lambda _: [Draft(event)], lease=lease))
+            await self.store.commit(Write(lease.stream, key, lambda _: [Draft(event)], lease=lease))
 
 
 async def quarantine_session(store: Store, lease: Lease, failures: int, error: str, now: int) -> bool:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from halter.core import events as ev
 from halter.core.effect_events import ProposalKind, TriggerKind
-from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream, trigger_stream
+from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, trigger_stream
 from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event
@@ -472,7 +472,7 @@ def withdraw_question(decision: str, why: str) -> Write:
         waits = row is not None and not row.verdict and not row.session
         return [Draft(ev.DecisionWithdrawn(decision=decision, why=why))] if waits else []
 
-    return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, (decision,))])
+    return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, decision)])
 
 
 def ask_question(question: Question, lease: Lease | None = None) -> Write:
@@ -492,8 +492,8 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
         )
         return [Draft(event, to_body(question.shown))]
 
-    stream = FLEET if lease is None else session_stream(lease.session)
-    return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, (question.decision,))], lease)
+    stream = FLEET if lease is None else lease.stream
+    return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, question.decision)], lease)
 
 
 def make_cap_question(refused: str, name: str, cap: ev.CostCapReached, expires_in: int) -> Question:
@@ -537,7 +537,7 @@ def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str
         return _decide_proposal(asked, verdict, by, reason)
     if verdict == "approve" and asked.about == "changed_tool":
         pinned = ev.ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
-        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
+        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, asked.agent, asked.name)])
     if verdict == "approve" and asked.about == "changed_server":
         return _pin_server(asked, by)
     if verdict == "approve" and asked.about == "schedule":
@@ -552,7 +552,7 @@ def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
         return DecisionEffects(lambda _: None)
     events = [ev.ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
     drafts = [Draft(event) for event in events]
-    return DecisionEffects(lambda _: drafts, [(PinRow, (asked.agent, pin.tool)) for pin in change.pins])
+    return DecisionEffects(lambda _: drafts, [(PinRow, asked.agent, pin.tool) for pin in change.pins])
 
 
 def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
@@ -611,7 +611,7 @@ def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str,
         return [Draft(event)]
 
     return _write_answer(
-        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(made, [(RuleRow, (rule.id,))])
+        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(made, [(RuleRow, rule.id)])
     )
 
 
@@ -622,7 +622,7 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
         ends = row is not None and row.live(rows.now) and may_decide(by)
         return [Draft(ev.RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
 
-    return Write(FLEET, key, decided, [(RuleRow, (rule,))])
+    return Write(FLEET, key, decided, [(RuleRow, rule)])
 
 
 def raise_cap(asked: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
@@ -670,5 +670,5 @@ def _write_answer(
             return []
         return [Draft(made, body), *(draft if draft.stream else replace(draft, stream=FLEET) for draft in more)]
 
-    reads = [(DecisionRow, (asked.decision,)), *then.reads]
+    reads = [(DecisionRow, asked.decision), *then.reads]
     return Write(asked.stream, key, judged, reads, others=(FLEET, *then.others))

@@ -237,9 +237,12 @@ def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, agr
     seen.act(tool, declaration, arguments)
 
 
+_DECODE: Final = msgspec.json.Decoder().decode
+
+
 def _read_arguments(text: str | bytes) -> Mapping[str, Any]:
     try:
-        found: Any = msgspec.json.decode(text or b"{}")
+        found: Any = _DECODE(text or b"{}")
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return {"": text if isinstance(text, str) else text.decode("utf-8", "replace")}
     return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {"": found}

@@ -75,7 +75,7 @@ class GuardRuntime:
 
     async def near_budget(self, standing: SessionContext) -> bool:
         """Whether the session, its trigger, its agent or the fleet is near a cap."""
-        return await self.ledger.near_budget(standing.whole_caps, standing.spender)
+        return await self.ledger.near_budget(standing.find_caps)
 
     async def recover(
         self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]

@@ -22,17 +22,15 @@ HALT_POLL_INTERVAL: Final = SECOND // 5
 """How often the store is polled while something is in flight: a halt must arrive well within a second."""
 
 
-def halt(scope: str, by: str, key: str, reason: str = "") -> Write:
+def halt(scope: str, by: str, key: str, reason: str = "", *, cancels: bool = False) -> Write:
     """Stop everything in a scope: fleet, agent:NAME, trigger:NAME or session:ID."""
-    event = HaltRequested(scope=scope, by=by, reason=reason)
-    return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+    event = HaltRequested(scope=scope, by=by, reason=reason, cancels=cancels)
+    return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, scope)])
 
 
 def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     """End one session for good: what it has in flight is stopped, and its owner ends it."""
-    scope = f"session:{session}"
-    event = HaltRequested(scope=scope, by=by, reason=reason, cancels=True)
-    return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
+    return halt(f"session:{session}", by, key, reason, cancels=True)
 
 
 async def compute_ramp(store: Store, scope: str) -> int:
@@ -61,7 +59,7 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
             return []
         return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
 
-    return Write(FLEET, key, decide, [(HaltRow, (scope,))])
+    return Write(FLEET, key, decide, [(HaltRow, scope)])
 
 
 class Stopped(Exception):
@@ -240,8 +238,8 @@ class _HaltRows(msgspec.Struct, frozen=True):
         row = self.halts.get(key[0]) if kind is HaltRow else None
         return cast("R | None", row)
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
-        return [self.get(kind, *key) for kind, key in keys]
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
+        return [self.get(*key) for key in keys]
 
 
 LONGEST_ERROR: Final = 300
@@ -298,7 +296,7 @@ def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:
     def decide(_: Rows) -> Sequence[Draft]:
         return [Draft(event)] if may_decide(by) else []
 
-    return Write(FLEET, key, decide, [(AgentRow, (agent,))])
+    return Write(FLEET, key, decide, [(AgentRow, agent)])
 
 
 def switch_off(agent: str, sessions: Sequence[str], by: str, key: str, reason: str = "") -> Write:
@@ -306,5 +304,5 @@ def switch_off(agent: str, sessions: Sequence[str], by: str, key: str, reason: s
     event = AgentSwitched(agent=agent, on=False, by=by, reason=reason)
     why = reason or f"{agent} was switched off"
     halts = [HaltRequested(scope=f"session:{session}", by=by, reason=why) for session in sessions]
-    rows = [(AgentRow, (agent,)), *((HaltRow, (halt.scope,)) for halt in halts)]
+    rows = [(AgentRow, agent), *((HaltRow, halt.scope) for halt in halts)]
     return Write(FLEET, key, lambda _: [Draft(event), *map(Draft, halts)], rows)

@@ -132,6 +132,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_RESERVE: Final = Reserve()
+NOTHING_SPENT: Final = BudgetRow("", "", "usd")
+"""What stands against the cap of any account that has no row yet."""
 
 
 def find_spendable_budgets(
@@ -144,27 +146,25 @@ def find_spendable_budgets(
     budgets: list[tuple[Leg, BudgetRow]] = []
     usd: int | None = None
     tokens: int | None = None
-    for place, leg in enumerate(legs):
-        unit, cap, row = leg.unit, leg.cap, rows[place]
-        if row is None:
-            row = BudgetRow(leg.scope, leg.window, unit)
-        elif row.cap_by:
+    for leg, known in zip(legs, rows, strict=True):
+        cap, row = leg.cap, known or NOTHING_SPENT
+        if row.cap_by:
             if not leg.window and leg.scope == f"session:{kept.session}":
                 # A configured cap is lowered where it is configured.
-                row = row.lessened(kept.usd if unit == "usd" else kept.tokens)
+                row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
             cap = row.cap
         budgets.append((leg, row))
         if cap is None:
             continue
         left = cap - row.spent
-        if unit != "usd":
-            tokens = left if tokens is None or left < tokens else tokens
-        elif usd is None or left < usd:
-            usd = left
+        if leg.unit == "usd":
+            usd = left if usd is None or left < usd else usd
+        elif tokens is None or left < tokens:
+            tokens = left
     return budgets, usd, tokens
 
 
-HaltKeys = tuple[tuple[type[HaltRow], tuple[str, ...]], ...]
+HaltKeys = tuple[tuple[type[HaltRow], str], ...]
 """The rows that halt a session's effects."""
 
 
@@ -223,20 +223,20 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
     """The rows that halt what belongs to these scopes."""
-    return tuple([(HaltRow, (scope,)) for scope in scopes])
+    return tuple([(HaltRow, scope) for scope in scopes])
 
 
 def list_call_rows(asked: CallRequest) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [*asked.halts, (AuditRow, (asked.call,))]
+    keys: list[RowKey] = [*asked.halts, (AuditRow, asked.call)]
     if asked.rate is not None:
-        keys += [(RateRow, key) for key in product([asked.agent], [asked.tool], asked.rate.slices(asked.now))]
+        keys += product([RateRow], [asked.agent], [asked.tool], asked.rate.slices(asked.now))
     if asked.approval is not None:
-        keys.append((DecisionRow, (asked.approval.decision,)))
+        keys.append((DecisionRow, asked.approval.decision))
         if asked.approval.rule:
-            keys.append((RuleRow, (asked.approval.rule,)))
+            keys.append((RuleRow, asked.approval.rule))
     if asked.writes:
-        keys += [(OutputRow, key) for key in product([asked.agent], asked.writes)]
+        keys += product([OutputRow], [asked.agent], asked.writes)
     if asked.legs:
         keys += rows_of_hold(asked.call, asked.legs)
     return keys
@@ -322,9 +322,8 @@ def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> t
     if row is None or not row.asked_at:
         return Draft(_make_question(asked, need, rows.now), need.shown)
     if row.used_at is not None:
-        return _make_call_refusal(
-            asked, "approval_denied", f"The approval {row.decision} was used before; it is good for one call."
-        )
+        sentence = f"The approval {row.decision} was used before; it is good for one call."
+        return _make_call_refusal(asked, "approval_denied", sentence)
     if not row.verdict:
         return _make_expiry(asked, row.decision) if rows.now >= row.expires_at else None
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
@@ -386,9 +385,8 @@ def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> Deci
 
 
 def _make_expiry(asked: CallRequest, decision: str) -> Draft:
-    return _make_call_refusal(
-        asked, "approval_expired", "The question expired without an answer, so it was not done.", decision
-    )
+    sentence = "The question expired without an answer, so it was not done."
+    return _make_call_refusal(asked, "approval_expired", sentence, decision)
 
 
 def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, decision: str = "", by: str = "") -> Draft:

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from msgspec.structs import force_setattr
 
 from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
-from halter.core.ids import FLEET, Digest, session_stream
+from halter.core.ids import FLEET, Digest
 from halter.core.money import (
     BudgetRow,
     CapReached,
@@ -26,6 +25,7 @@ from halter.core.money import (
     RateReached,
     Reserved,
     Spender,
+    assign_legs,
     check_rate_legs,
     first_window_end,
     make_legs,
@@ -125,9 +125,6 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
 
-NO_SESSION: Final = session_stream("")
-
-
 class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     """Where a request's amount is held: every account, and when the first of their windows ends.
 
@@ -142,11 +139,7 @@ class HoldTerms(msgspec.Struct, frozen=True, gc=False):
 
     def of(self, stream: str) -> "HoldTerms":
         """The terms of no session in particular, for the session of a stream."""
-        legs: list[Leg] = []
-        for leg in self.legs:
-            shared = leg.scope != NO_SESSION
-            legs.append(leg if shared else Leg(stream, leg.window, leg.unit, leg.cap, leg.amount))
-        return HoldTerms(tuple(legs), self.ends_at, self.fleet)
+        return HoldTerms(assign_legs(self.legs, stream), self.ends_at, self.fleet)
 
 
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
@@ -156,15 +149,11 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     return HoldTerms(legs, first_window_end(legs), any(leg.scope == FLEET for leg in legs))
 
 
-def keep_keys(hold: HoldTerms) -> None:
-    force_setattr(hold, "keys", tuple(map(budget_key, hold.legs)))
-
-
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
     hold = asking.terms or asking.hold
     keys = hold.keys or map(budget_key, hold.legs)
-    rows: list[RowKey] = [*asking.halts, (HoldRow, (asking.request,)), *keys]
+    rows: list[RowKey] = [*asking.halts, (HoldRow, asking.request), *keys]
     if hold.fleet:
         rows.append(POLICY_KEY)
     return [*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))] if asking.paces else rows

@@ -16,26 +16,23 @@ import msgspec
 from halter.core import events as ev
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.effect_events import UnheldCost
-from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
+from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of
 from halter.core.money import (
     COLD_START_COST,
     LARGEST_AMOUNT,
     SAMPLES_KEPT,
     Account,
     BudgetRow,
-    Caps,
     Charge,
     CostForecast,
-    Spender,
     Unit,
     compute_cap_overrun,
     forecast_cost,
     is_near_cap,
-    make_legs,
     settle,
 )
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
-from halter.core.project import budget_key, budget_row, rows_of_event
+from halter.core.project import FindCaps, budget_key, budget_row, rows_of_event
 from halter.core.rows import AuditRow, DecisionRow, HoldRow
 from halter.core.tools import JournalEffect
 from halter.core.usage import Usage
@@ -118,14 +115,14 @@ def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
     for each in happened:
         yield from rows_of_event(each.event)
         if isinstance(each.event, ev.DecisionAsked):
-            yield (DecisionRow, (each.event.decision,))
+            yield (DecisionRow, each.event.decision)
         if each.unless is not None:
             yield each.unless
 
 
 def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
     for each in truth.happened:
-        if each.unless is None or rows.get(each.unless[0], *each.unless[1]) is None:
+        if each.unless is None or rows.get(*each.unless) is None:
             yield Draft(
                 cast("ev.AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None
             )
@@ -161,29 +158,23 @@ def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str
         if not may_decide(by):
             return []
         carved = rows.get(HoldRow, session) if session else None
-        if carved is not None and _exceeds_carved_cap(cap, carved, account):
+        bounds = [leg for leg in carved.taken() if leg.unit == account.unit] if carved is not None else []
+        if any(cap is None or cap > leg.amount for leg in bounds):
             return []
         overrun = compute_cap_overrun(budget_row(rows, account), cap)
-        return [
-            Draft(
-                ev.CapChanged(
-                    scope=account.scope,
-                    window=account.window,
-                    unit=account.unit,
-                    cap=cap,
-                    by=by,
-                    overrun=overrun,
-                    reason=reason,
-                )
-            )
-        ]
+        event = ev.CapChanged(
+            scope=account.scope,
+            window=account.window,
+            unit=account.unit,
+            cap=cap,
+            by=by,
+            overrun=overrun,
+            reason=reason,
+        )
+        return [Draft(event)]
 
-    reads = [budget_key(account), *([(HoldRow, (session,))] if session else [])]
+    reads = [budget_key(account), *([(HoldRow, session)] if session else [])]
     return Write(FLEET, key, decide, reads)
-
-
-def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> bool:
-    return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
 def _make_settling_write(
@@ -193,13 +184,13 @@ def _make_settling_write(
     others: tuple[StreamId, ...] = ()
     # What has neither a hold nor a cost has at most its line of the audit.
     if flight.legs or usd:
-        rows = ((HoldRow, (flight.id,)), *map(budget_key, flight.legs or flight.accounts))
+        rows = ((HoldRow, flight.id), *map(budget_key, flight.legs or flight.accounts))
     if truth.audited:
-        rows = (*rows, (AuditRow, (flight.id,)))
+        rows = (*rows, (AuditRow, flight.id))
     if truth.happened:
         rows = (*rows, *_list_effect_rows(truth.happened))
         others = tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
-    stream, key = session_stream(lease.session), f"{flight.id}/settled/{flight.seq}"
+    stream, key = lease.stream, f"{flight.id}/settled/{flight.seq}"
     return Write(stream, key, partial(settle_flight, flight, truth, usd, tokens, known), rows, lease, others)
 
 
@@ -304,13 +295,13 @@ class Ledger:
         if truth.outcome != "ok" or truth.happened or (truth.body is not None and len(truth.body) > BLOB_THRESHOLD):
             return None
         usd, tokens = compute_charged_amounts(flight, truth)
-        known = Charge(usd, tokens) if flight.legs else None
-        if usd and known is None:
+        legs, charge = flight.legs, Charge(usd, tokens)
+        if usd and not legs:
             return None
-        for leg in flight.legs:
-            if (usd if leg.unit == "usd" else tokens) > leg.amount:
+        for leg in legs:
+            if (usd if leg.unit == "usd" else charge.of(leg.unit)) > leg.amount:
                 return None
-        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens, known))
+        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens, charge if legs else None))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
@@ -318,20 +309,20 @@ class Ledger:
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
-    def look_at_caps(self, write: Write, caps: Caps, spender: Spender, tell: Callable[[bool], None]) -> Write:
+    def look_at_caps(self, write: Write, find: FindCaps, tell: Callable[[bool], None]) -> Write:
         """The same write, which tells of itself whether a cap is near: its transaction has the rows anyway."""
-        legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
+        keys, caps = find(self._clock.now())
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            tell(is_near_cap([(leg, budget_row(rows, leg)) for leg in legs]))
+            tell(is_near_cap(caps, rows.find(keys)))
             return write.decide(rows)
 
-        return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *map(budget_key, legs)))
+        return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *keys))
 
-    async def near_budget(self, caps: Caps, spender: Spender) -> bool:
+    async def near_budget(self, find: FindCaps) -> bool:
         """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
-        legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
-        return is_near_cap([(leg, await read_budget(self._store, leg.scope, leg.window, leg.unit)) for leg in legs])
+        keys, caps = find(self._clock.now())
+        return is_near_cap(caps, [await read_budget(self._store, *key[1:]) for key in keys])
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
         since = self._clock.now() - SAMPLE_PERIOD

@@ -20,7 +20,7 @@ import msgspec
 from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
-from halter.core.ids import Digest, session_stream
+from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
 from halter.core.money import LARGEST_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
@@ -228,7 +228,7 @@ class _RequestIntent(msgspec.Struct):
             asking = self.asking = asking.at(now)
         key = f"{asking.request}/asked/{self.waited}" if self.waited else f"{asking.request}/asked"
         reads, decide = list_request_rows(asking), partial(judge_attempt, asking)
-        return Write(session_stream(self.lease.session), key, decide, reads, self.lease, (), first)
+        return Write(self.lease.stream, key, decide, reads, self.lease, (), first)
 
 
 class UsageReport(msgspec.Struct, frozen=True):
@@ -317,7 +317,7 @@ class ModelDoor:
         hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
         # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
         kept = request.record
-        if kept is not None and (said := mask_text(kept.volatile, self._redact)) is not kept.volatile:
+        if kept is not None and kept.volatile and (said := mask_text(kept.volatile, self._redact)) is not kept.volatile:
             kept = RequestRecord(said, kept.nonce)
         body = _ENCODE(prompt if kept is None else kept)
         record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
@@ -356,7 +356,7 @@ class ModelDoor:
         self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
-        stored = await find_outcome(self._store, session_stream(lease.session), flight)
+        stored = await find_outcome(self._store, lease.stream, flight)
         if stored is not None and isinstance(stored.event, ev.RequestSettled):
             answer = restore_request_outcome(stored.event, await read_body(self._store, stored), max_output_tokens)
             return msgspec.structs.replace(answer, repeated=True)
@@ -486,7 +486,7 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
         now=now,
         input_tokens=tokens,
         max_output_tokens=prompt.max_output_tokens,
-        halts=standing.halts,
+        halts=terms.halts or standing.halts,
         kept=terms.kept,
         optional=request.optional,
         body=record[0],

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
+from halter.core import money
 from halter.core.clock import QUARTER
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model
 from halter.core.money import Cap, Caps, RateLimit, ScopedCap, Spender, find_rate_limits, list_accounts, make_legs
+from halter.core.project import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
@@ -37,7 +39,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms, keep_keys
+from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -116,7 +118,7 @@ class SessionContext(msgspec.Struct, frozen=True):
     @property
     def halts(self) -> HaltKeys:
         """The rows that halt it; those above the session are shared."""
-        return ((HaltRow, self.scopes[:1]), *_list_upper_halts(self.trigger, self.agent))
+        return ((HaltRow, self.scopes[0]), *_list_upper_halts(self.trigger, self.agent))
 
     @property
     def kept(self) -> Reserve:
@@ -148,8 +150,17 @@ class SessionContext(msgspec.Struct, frozen=True):
             known = compile_request_terms(self, model, prices, now // QUARTER)
             force_setattr(self, "_request", known)
         elif not known.hold.keys:
-            keep_keys(known.hold)
+            force_setattr(known.hold, "keys", tuple(map(budget_key, known.hold.legs)))
+            force_setattr(known, "halts", self.halts)
         return known
+
+    def find_caps(self, now: int) -> tuple[Sequence[BudgetKey], Sequence[int | None]]:
+        """The rows of its accounts, and the caps of these with what is reserved for last words."""
+        known = self._request
+        if known is None or known.quarter != now // QUARTER:
+            legs = make_legs(self.whole_caps, self.spender, now, usd=1, tokens=1)
+            return [*map(budget_key, legs)], [leg.cap for leg in legs]
+        return known.hold.keys or [*map(budget_key, known.hold.legs)], known.caps
 
     def within(self, usd: int, spent: int) -> "SessionContext":
         """Narrow the context: after `spent`, spend at most `usd` more."""
@@ -189,18 +200,33 @@ class ToolTerms(msgspec.Struct, frozen=True, gc=False):
 
 
 def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
-    policy = standing.policy
+    policy, caps, phase, left_out = standing.policy, standing.caps, standing.phase, standing.quarantined
+    source = (quarter, standing.agent, standing.trigger, standing.askers, caps, phase, left_out)
+    # As with a request: cached with the policy, for all sessions of the agent.
+    shared: tuple[object, dict[str, ToolTerms]] | None = vars(policy).get("tool_terms")
+    if shared is None or shared[0] != source:
+        shared = vars(policy)["tool_terms"] = (source, dict[str, ToolTerms]())
+    terms = shared[1].get(spec.name)
+    if terms is None or terms.spec is not spec:
+        terms = shared[1][spec.name] = _compile_shared_terms(standing, spec, quarter)
+    base, stream = terms.base, standing.scopes[0]
+    legs, accounts = money.assign_legs(base.legs, stream), money.assign_legs(base.accounts, stream)
+    own = {"session": standing.session, "halts": standing.halts, "kept": standing.kept}
+    return msgspec.structs.replace(terms, base=msgspec.structs.replace(base, legs=legs, accounts=accounts, **own))
+
+
+def _compile_shared_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
+    policy, nobody = standing.policy, msgspec.structs.replace(standing.spender, session="")
     rule = find_tool_policy(policy, spec)
     usd = 0 if spec.cost == "learned" else spec.cost
     base = CallRequest(
         call="",
         tool=clean(spec.name)[:200],
         arguments=b"",
-        session=standing.session,
+        session="",
         agent=standing.agent,
         now=quarter * QUARTER,
         flaw=find_tool_flaw(standing, spec),
-        halts=standing.halts,
         phase=standing.phase.name,
         level=rule.level,
         effect=spec.effect,
@@ -208,9 +234,8 @@ def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -
         egress=spec.egress,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
-        legs=make_legs(standing.caps, standing.spender, quarter * QUARTER, usd=usd),
-        accounts=list_accounts(policy.caps, standing.spender, quarter * QUARTER),
-        kept=standing.kept,
+        legs=make_legs(standing.caps, nobody, quarter * QUARTER, usd=usd),
+        accounts=list_accounts(policy.caps, nobody, quarter * QUARTER),
         observe=policy.observe,
     )
     asks = needs_approval(rule, policy.mode, None)
@@ -221,7 +246,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     """What a session's requests to one model have in common while its context and the windows stay.
 
     `base` is an attempt without what is its own or its session's. From a `local` model nothing is hidden: what it is
-    sent stays here.
+    sent stays here. `caps` are those of its hold with what is kept for last words; `halts` are kept as its keys are.
     """
 
     model: Model
@@ -231,13 +256,15 @@ class RequestTerms(msgspec.Struct, frozen=True):
     spender: Spender
     kept: Reserve
     hold: HoldTerms
+    caps: tuple[int | None, ...]
+    halts: HaltKeys = ()
 
 
 def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
     policy, caps, spender = standing.policy, standing.caps, standing.spender
     source = (model, prices, quarter, standing.agent, standing.trigger, standing.askers, caps, standing.rates)
     # Cached with the policy that it follows from, for all sessions of the agent.
-    shared: tuple[object, RequestAttempt, bool, HoldTerms] | None = vars(policy).get("request_terms")
+    shared: tuple[object, RequestTerms] | None = vars(policy).get("request_terms")
     if shared is None or shared[0] != source:
         name = str(model.name)
         base = RequestAttempt(
@@ -254,10 +281,13 @@ def compile_request_terms(standing: SessionContext, model: Model, prices: PriceT
             observe=policy.observe,
             paces=find_rate_limits(standing.rates, name),
         )
-        hold = compile_hold_terms(caps, msgspec.structs.replace(spender, session=""), quarter)
-        shared = vars(policy)["request_terms"] = (source, base, runs_locally(model.name, model.base_url), hold)
-    _, base, local, hold = shared
-    return RequestTerms(model, quarter, base, local, spender, standing.kept, hold.of(standing.scopes[0]))
+        nobody = msgspec.structs.replace(spender, session="")
+        hold, local = compile_hold_terms(caps, nobody, quarter), runs_locally(model.name, model.base_url)
+        whole = tuple([leg.cap for leg in compile_hold_terms(standing.whole_caps, nobody, quarter).legs])
+        terms = RequestTerms(model, quarter, base, local, nobody, standing.kept, hold, whole)
+        shared = vars(policy)["request_terms"] = (source, terms)
+    terms = shared[1]
+    return msgspec.structs.replace(terms, spender=spender, kept=standing.kept, hold=terms.hold.of(standing.scopes[0]))
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:

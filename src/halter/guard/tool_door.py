@@ -22,7 +22,7 @@ import msgspec
 from halter.core import events as ev
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ToolError
-from halter.core.ids import inbox_stream, session_stream
+from halter.core.ids import inbox_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
@@ -255,7 +255,7 @@ class ToolAction(msgspec.Struct, frozen=True):
     async def near_budget(self) -> bool:
         if self.ledger is None or self.spends is None:
             return False
-        return await self.ledger.near_budget(self.spends.whole_caps, self.spends.spender)
+        return await self.ledger.near_budget(self.spends.find_caps)
 
 
 class _PreparedLook(NamedTuple):
@@ -267,7 +267,7 @@ class _PreparedLook(NamedTuple):
     act: ToolAction | None
 
 
-class _CallIntent(msgspec.Struct):
+class _CallIntent(msgspec.Struct, gc=False):
     """The write that admits a call or refuses it, decided at the moment at which it is tried."""
 
     lease: Lease
@@ -279,7 +279,7 @@ class _CallIntent(msgspec.Struct):
         if now != asked.now:
             asked = self.asked = asked.at(now)
         key, decide = f"{asked.call}/asked/{self.attempt}", partial(judge_call, asked)
-        return Write(session_stream(self.lease.session), key, decide, list_call_rows(asked), self.lease, (), first)
+        return Write(self.lease.stream, key, decide, list_call_rows(asked), self.lease, (), first)
 
 
 class ToolDoor:
@@ -399,7 +399,7 @@ class ToolDoor:
             )
             for call in calls
         ]
-        stream, rows = session_stream(lease.session), [(AuditRow, (call.id,)) for call in calls]
+        stream, rows = lease.stream, [(AuditRow, call.id) for call in calls]
         await self._ledger.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
         return [Answer(call.id, outcome, sentence) for call in calls]
 
@@ -461,7 +461,7 @@ class ToolDoor:
 
     async def halted(self, standing: SessionContext) -> HaltRow | None:
         rows = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow)) if row.halted}
-        return next((rows[scope] for scope in standing.scopes if scope in rows), None)
+        return next((rows[scope] for scope in standing.scopes if scope in rows), None) if rows else None
 
     async def again(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
         """Repeat a call whose intent is committed and whose answer was lost in a crash: only where that is harmless."""
@@ -525,11 +525,11 @@ class ToolDoor:
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
-        stored = await find_outcome(self._store, session_stream(lease.session), flight)
+        stored = await find_outcome(self._store, lease.stream, flight)
         if stored is None and flight.id in self._acting:
             ended = self._acting[flight.id] = self._acting[flight.id] or asyncio.Event()
             await ended.wait()
-            stored = await find_outcome(self._store, session_stream(lease.session), flight)
+            stored = await find_outcome(self._store, lease.stream, flight)
         if stored is not None and isinstance(stored.event, ev.CallSettled):
             return restore_call_answer(stored.event, await read_body(self._store, stored))
         if committed.events[0].generation != lease.generation:
@@ -721,7 +721,7 @@ class Recovery:
 
     async def _ask(self, lease: Lease, flight: InFlight) -> NeedsPerson:
         """Ask a person about a call in doubt: yes means that it was done."""
-        stored = await self._store.read(session_stream(lease.session), flight.seq - 1, 1) if flight.seq else ()
+        stored = await self._store.read(lease.stream, flight.seq - 1, 1) if flight.seq else ()
         arguments = [from_body(await read_body(self._store, each)) for each in stored]
         question = Question(
             decision=f"{flight.id}/unknown",

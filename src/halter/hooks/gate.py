@@ -198,7 +198,7 @@ class HookGate:
     async def _admitted(
         self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
     ) -> HookAnswer:
-        (stored,) = await self._store.read(session_stream(session.lease.session), flight.seq - 1, 1)
+        (stored,) = await self._store.read(session.lease.stream, flight.seq - 1, 1)
         started = cast("ev.CallStarted", stored.event)
         row = await loaded.guard.decision(started.decision) if started.decision else None
         if row is None or row.verdict != "edit":
@@ -331,7 +331,7 @@ class HookGate:
         return session
 
     async def _catch_up(self, session: HookedSession) -> None:
-        stream = session_stream(session.lease.session)
+        stream = session.lease.stream
         for stored in await read_stream(self._store, stream, session.state.head):
             if stored.seq > session.state.head:
                 session.fold(stored)

@@ -15,7 +15,7 @@ import msgspec
 
 from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
-from halter.core.ids import Digest, StreamId, is_inbox, session_of, session_stream
+from halter.core.ids import Digest, StreamId, is_inbox, session_of
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Lease, Stored, Write
 from halter.core.project import PROJECTIONS, EraseBodies, project_event
@@ -79,21 +79,22 @@ class WorkingSet(Changes, kw_only=True):
     postponed: Container[RowKey] = ()
     look: Callable[[RowKey], Any] | None = None
 
-    def get(self, kind: type[R], *key: Any) -> R | None:
+    def get(self, *key: Any) -> Any:
         try:
-            return self.loaded[kind, key]
+            return self.loaded[key]
         except KeyError:
-            if self.look is not None and (kind, key) in self.postponed:
-                row = self.loaded[kind, key] = self.look((kind, key))
+            if self.look is not None and key in self.postponed:
+                row = self.loaded[key] = self.look(key)
                 return row
-            message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
+            place = f"{key[0].TABLE} {key[1:]}"
+            message = f"A write looked at {place}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
         try:
             return [*map(self.loaded.__getitem__, keys)]
         except KeyError:
-            return [self.get(kind, *key) for kind, key in keys]
+            return [self.get(*key) for key in keys]
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
@@ -106,12 +107,12 @@ class WorkingSet(Changes, kw_only=True):
         elif key in rows or row.APPEND_ONLY or key in self.postponed:
             inserts[key] = row
         else:
-            message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
+            message = f"An event changes {row.TABLE} {key[1:]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
         rows[key] = row
 
     def drop(self, key: RowKey) -> None:
-        row = self.get(key[0], *key[1]) if key in self.postponed else self.loaded.get(key)
+        row = self.get(*key) if key in self.postponed else self.loaded.get(key)
         if self.inserts.pop(key, None) is None and row is not None:
             self.updates.pop(key, None)
             self.deletes[key] = None
@@ -123,7 +124,7 @@ class WorkingSet(Changes, kw_only=True):
 
 def find_latest_time(loaded: dict[RowKey, Any], now: int) -> int:
     """The time of a new event is never before its predecessors, so a clock set back reorders nothing."""
-    return max([now, *(TIMES[kind](row) for (kind, _), row in loaded.items() if row is not None and kind in TIMES)])
+    return max([now, *(TIMES[type(row)](row) for row in loaded.values() if type(row) in TIMES)])
 
 
 TIMES: Final[dict[type[Row], Callable[[Any], int]]] = {StreamRow: attrgetter("at"), BudgetRow: attrgetter("cap_at")}
@@ -166,7 +167,8 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         first = apply_write(write.first, rows, salts, fenced=fenced)
         if isinstance(first, LeaseLost):
             return first
-    key, lease, at, loaded, events = write.key, write.lease, rows.now, rows.loaded, rows.events
+    key, lease, home, at, loaded, events = write.key, write.lease, write.stream, rows.now, rows.loaded, rows.events
+    places = rows_of_stream(home)
     found, before = rows.earlier.get(key), len(events)
     try:
         if found is not None and (known := _find_repeated(write, found, rows)):
@@ -174,10 +176,10 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         if lease is None:
             own, generation, drafts = None, 0, write.decide(rows)
             for draft in drafts:
-                _refuse_newer_session(draft.stream or write.stream, rows)
+                _refuse_newer_session(draft.stream or home, rows)
         else:
-            own, generation = session_stream(lease.session), lease.generation
-            row = loaded.get(rows_of_stream(own)[1])
+            own, generation = lease.stream, lease.generation
+            row = loaded.get((places if own == home else rows_of_stream(own))[1])
             if (row is None or row.generation != generation or row.owner != lease.worker) and fenced:
                 fence(lease, rows)
             drafts = write.decide(rows)
@@ -185,8 +187,8 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         return lost
     for draft in drafts:
         event, facts = encode(draft.event)
-        stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
-        place = rows_of_stream(stream)[0]
+        stream, body, blob = draft.stream or home, draft.body, draft.blob
+        place = (places if stream is home else rows_of_stream(stream))[0]
         head = loaded.get(place)
         if head is None:
             rows.get(StreamRow, stream)

@@ -299,7 +299,7 @@ class MemoryEngine:
         if only is None:
             rows = [row for row in self._session_rows() if row.format <= program_format]
             return [self._take(row, worker) for row in self._leasing.claimable(rows, agents, worker, now)[:limit]]
-        row = self._rows.get((SessionRow, (only.session if isinstance(only, Ticket) else only,)))
+        row = self._rows.get((SessionRow, only.session if isinstance(only, Ticket) else only))
         if not isinstance(row, SessionRow) or row.format > program_format:
             return []
         # A ticket is used up even if nothing is taken.
@@ -334,7 +334,7 @@ class MemoryEngine:
         self._leasing.leave(worker)
 
     def release(self, lease: Lease) -> None:
-        row = self._rows.get((SessionRow, (lease.session,)))
+        row = self._rows.get((SessionRow, lease.session))
         if isinstance(row, SessionRow) and (row.owner, row.generation) == (lease.worker, lease.generation):
             self._put(msgspec.structs.replace(row, owner=NO_OWNER))
 
@@ -381,7 +381,7 @@ class MemoryEngine:
         if name not in QUERIES_BY_KEY:
             return None
         kind = QUERIES_BY_KEY[name]
-        row = self._rows.get((kind, tuple(params[column] for column in kind.KEY)))
+        row = self._rows.get((kind, *(params[column] for column in kind.KEY)))
         return [] if row is None else [row]
 
     def _whole_mirror(self) -> SqliteEngine:

@@ -352,7 +352,7 @@ class PostgresEngine:
         *found, before, ((now,),) = self._writer.run([*requests, self._named("now")])
         for table, values in zip(tables, found[1:], strict=True):
             width = len(table.KEY)
-            found_rows = {(table, each[:width]): table(*each) for each in values}
+            found_rows = {(table, *each[:width]): table(*each) for each in values}
             rows |= found_rows
             if (time := TIMES.get(table)) is not None:
                 now = max([now, *map(time, found_rows.values())])
@@ -727,8 +727,8 @@ def _chunk_columns(entries: Sequence[IndexedChunk]) -> dict[str, Any]:
 def _group_by_table(keys: Iterable[RowKey]) -> list[tuple[type[Row], list[tuple[Any, ...]]]]:
     """The keys in each table, in the order in which tables are locked."""
     grouped = defaultdict[type[Row], list[tuple[Any, ...]]](list)
-    for table, key in keys:
-        grouped[table].append(key)
+    for key in keys:
+        grouped[key[0]].append(key[1:])
     return sorted(grouped.items(), key=lambda each: _ORDER[each[0]])
 
 

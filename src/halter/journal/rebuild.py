@@ -230,7 +230,7 @@ class RowFold:
         self.unreadable: IntegrityFinding | None = None
 
     def get(self, kind: type[R], *key: Any) -> R | None:
-        return self._rows.get((kind, key))
+        return self._rows.get((kind, *key))
 
     def put(self, row: Row) -> None:
         self._rows[row.key()] = row
@@ -284,8 +284,7 @@ class RowDifference(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        kind, key = self.key
-        name = f"The row {', '.join(map(str, key))} of {kind.TABLE}"
+        name = f"The row {', '.join(map(str, self.key[1:]))} of {self.key[0].TABLE}"
         if self.live is None:
             return f"{name} is missing, and the events make one."
         if self.rebuilt is None:

@@ -1,5 +1,6 @@
 """The SQLite store: one file, WAL, synchronous=FULL. The default."""
 
+import math
 import os
 import sqlite3
 import time
@@ -478,9 +479,9 @@ class SqliteEngine:
             time.sleep(WAL_POLL_SECONDS)
 
     def _row(self, key: RowKey) -> Row | None:
-        kind, values = key
+        kind = key[0]
         try:
-            found = self._connection.fetch(make_row_statements(kind).select, values)
+            found = self._connection.fetch(make_row_statements(kind).select, key[1:])
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
         return kind(*found[0]) if found else None
@@ -545,7 +546,7 @@ class SqliteEngine:
         with self._leasing(program_format) as leasing:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
             leases = leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
-        self._known.drop([(SessionRow, (lease.session,)) for lease in leases])
+        self._known.drop([(SessionRow, lease.session) for lease in leases])
         return leases
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
@@ -583,7 +584,7 @@ class SqliteEngine:
     def release(self, lease: Lease) -> None:
         with self._transaction() as execute:
             execute(self._sql["release"], msgspec.structs.asdict(lease))
-        self._known.drop([(SessionRow, (lease.session,))])
+        self._known.drop([(SessionRow, lease.session)])
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         try:
@@ -748,20 +749,21 @@ def _group_row_statements(changes: Changes, known: Mapping[RowKey, Row | None]) 
     Of a row that is known only those columns are set that change: SQLite writes every index of a column that is set.
     """
     found: dict[str, Any] = {}
-    for (kind, _), row in changes.inserts.items():
+    for row in changes.inserts.values():
+        kind = type(row)
         values = TO_PARAMETERS.get(kind, astuple)(row)
         found.setdefault(make_row_statements(kind).insert, []).append(values)
-    for place, row in changes.updates.items():
-        kind, key = place
+    for key, row in changes.updates.items():
+        kind = key[0]
         values = TO_PARAMETERS.get(kind, astuple)(row)
-        before = None if kind in WITHOUT_INDEX else known.get(place)
+        before = None if kind in WITHOUT_INDEX else known.get(key)
         if before is None:
             found.setdefault(make_row_statements(kind).update, []).append(values)
         elif any(differs := [*map(ne, values, astuple(before))]):
             columns = tuple(compress(kind.__struct_fields__, differs))
-            found.setdefault(make_update(kind, columns), []).append((*compress(values, differs), *key))
-    for kind, key in changes.deletes:
-        found.setdefault(make_row_statements(kind).delete, []).append(key)
+            found.setdefault(make_update(kind, columns), []).append((*compress(values, differs), *key[1:]))
+    for key in changes.deletes:
+        found.setdefault(make_row_statements(key[0]).delete, []).append(key[1:])
     return found
 
 
@@ -786,6 +788,10 @@ def to_event_columns(event: Stored) -> tuple[Any, ...]:
     return astuple(event)[:-1]
 
 
+NULL: Final = math.nan
+"""SQLite has no NaN and keeps NULL. Before Python binds None, it looks for an adapter, as it does for `bytes`."""
+
+
 def _to_head_parameters(row: StreamRow) -> tuple[Any, ...]:
     return row.stream, row.head, bytearray(row.hash), row.at
 
@@ -794,11 +800,17 @@ def _to_hold_parameters(row: HoldRow) -> tuple[Any, ...]:
     return row.hold, row.session, row.at, row.purpose, row.name, bytearray(row.legs)
 
 
+def _to_budget_parameters(row: BudgetRow) -> tuple[Any, ...]:
+    cap = NULL if row.cap is None else row.cap
+    return row.scope, row.window, row.unit, cap, row.cap_at, row.cap_by, row.spent, row.held, row.overrun
+
+
 TO_PARAMETERS: Final[Mapping[type[Row], Callable[[Any], tuple[Any, ...]]]] = {
     StreamRow: _to_head_parameters,
     HoldRow: _to_hold_parameters,
+    BudgetRow: _to_budget_parameters,
 }
-"""Rows with `bytes`, which are copied for the same reason as those of an event."""
+"""Rows of every step with `bytes` or None, which cost as much to bind as those of an event."""
 
 
 EVENTS_PER_STATEMENT: Final = 16
@@ -816,8 +828,8 @@ def _add_event_statements(statements: dict[str, Any], events: Sequence[Stored]) 
         values += event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key
         if blobs:
             values.append(event.blob)
-        values += bytearray(event.facts), body and bytearray(body), salt and bytearray(salt)
-        values += bytearray(event.digest), bytearray(event.hash)
+        values += bytearray(event.facts), NULL if body is None else bytearray(body)
+        values += NULL if salt is None else bytearray(salt), bytearray(event.digest), bytearray(event.hash)
     columns = EVENT_COLUMNS if blobs else COLUMNS_WITHOUT_BLOB
     most = EVENTS_PER_STATEMENT * len(columns)
     for start in range(0, len(values), most):

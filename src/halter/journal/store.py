@@ -24,7 +24,7 @@ import msgspec
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost, RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.core.events import SESSION_FORMAT
-from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_stream
+from halter.core.ids import Digest, SessionId, StreamId, WorkerId
 from halter.core.ports import (
     EVERY_STREAM,
     AgentConcurrency,
@@ -645,7 +645,7 @@ class JournalStore:
 
     async def release(self, lease: Lease) -> None:
         # Nobody may wait any more for a write that is queued and takes this lease: it comes first.
-        await self.commit(Write(session_stream(lease.session), "", lambda _: ()))
+        await self.commit(Write(lease.stream, "", lambda _: ()))
         await self._write(lambda: self._engine.release(lease))
 
     async def ask(self, query: Query[T]) -> Sequence[T]:

@@ -13,7 +13,7 @@ import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import SECOND, Clock, window_end
-from halter.core.ids import FLEET, inbox_stream, session_stream
+from halter.core.ids import FLEET, inbox_stream
 from halter.core.messages import Message, Model, Part, Text, ToolResult
 from halter.core.money import BudgetRow
 from halter.core.ports import (
@@ -284,16 +284,19 @@ class SessionRuntime:
         """Fold all events of the session; what they say of its state is kept, not all that they fold into."""
         found, self.past = replay(events), ()
         self.state, self._attempts, self._seen = found.state, found.attempts, found.inbox_seen
-        if events and isinstance(events[0].event, ev.SessionStarted):
-            self.began = events[0].event
-        # A later runtime of this session in this process must not reuse the names of its rests.
-        self._rests = max(self._rests, found.head)
+        self._know(events, tuple(found.in_flight.values()))
         self.rested_at = self._seen
+        return found
+
+    def _know(self, events: Sequence[Stored], doubts: tuple[InFlight, ...]) -> None:
+        if events and isinstance(began := events[0].event, ev.SessionStarted):
+            self.began = began
+            # A later runtime of this session in this process must not reuse the names of its rests.
+            self._rests = max(self._rests, events[-1].seq)
         if self._doubts is None:
-            self._doubts = tuple(found.in_flight.values())
+            self._doubts = doubts
             if self._looking_back is not None:
                 self._looking_back.set()
-        return found
 
     async def until_looked_back(self) -> None:
         """Wait until it is known what an earlier owner left in doubt: what is in flight after that is under way."""
@@ -304,14 +307,15 @@ class SessionRuntime:
     async def take_up(self, row: SessionRow | None = None, begun: Sequence[Stored] = ()) -> Sequence[Stored]:
         """Load all events, and settle what a crash left in doubt.
 
-        `row` is the session's, if it was just read under its lease. `begun` are all of its events, if they are known.
+        `row` is the session's, if it was just read under its lease. `begun` are all of its events, if it only began.
         """
-        events = list(begun or self.past) or await self.events()
-        past = self._recall(events)
-        doubts, self.spent_usd, self.spent_tokens = self._doubts or (), past.spent.usd, past.spent.tokens
         if begun:
             self._asks, self.inbox_head = False, 0
-            return events
+            self._know(begun, ())
+            return begun
+        events = list(self.past) or await self.events()
+        past = self._recall(events)
+        doubts, self.spent_usd, self.spent_tokens = self._doubts or (), past.spent.usd, past.spent.tokens
         since: Sequence[Stored] = ()
         if self.lease.generation > 1:
             since = await self._woken(row=row)
@@ -548,18 +552,15 @@ class SessionRuntime:
             await self.ending()
         parent = self.began.parent
         words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS)) if parent else None
-        asked, standing = await self._questions() if self._asks else (), self.standing
+        asked = await self._questions() if self._asks else ()
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
         wakes = self.began.origin != "agent"
         write = lifecycle.end_session(self.lease, state, reason, parent, inbox_seen, words, asked, wakes_parent=wakes)
         ledger = self._guard.ledger
-        write = ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
+        write = ledger.look_at_caps(write, self.standing.find_caps, partial(setattr, self, "_near"))
         committed = await ledger.commit(write)
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
-
-    def _look_near(self, near: bool) -> None:  # noqa: FBT001 The ledger tells one thing.
-        self._near = near
 
     async def _questions(self) -> Sequence[str]:
         return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())
@@ -605,7 +606,7 @@ class SessionRuntime:
         return row.verdict == "approve" or await self._is_raised(cap)
 
     async def _look_at_cap(self) -> None:
-        params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
+        params = {"scope": self.lease.stream, "window": "", "unit": "usd"}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         self._take_cap(rows[0] if rows else None)
 
@@ -743,13 +744,13 @@ class SessionRuntime:
         self.inbox_head = inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         wakes = lifecycle.wake_session(self.lease, key, cause, self._seen)
-        budget = session_stream(self.lease.session), "", "usd"
+        budget = self.lease.stream, "", "usd"
 
         def decide(rows: Rows) -> Sequence[Draft]:
             self._take_cap(rows.get(BudgetRow, *budget))
             return wakes.decide(rows)
 
-        reads = (*wakes.reads, (BudgetRow, budget))
+        reads = (*wakes.reads, (BudgetRow, *budget))
         committed = await self.commit(msgspec.structs.replace(wakes, decide=decide, reads=reads))
         if committed.repeated:
             await self._look_at_cap()
@@ -793,19 +794,19 @@ class SessionRuntime:
             self._told += (asked.decision,)
             self._waits(asked, state)
 
-    async def halted(self) -> HaltRow | None:
-        return await self._guard.halted(self.standing)
+    def halted(self) -> Coroutine[Any, Any, HaltRow | None]:
+        return self._guard.halted(self.standing)
 
     async def pause(self, duration: int) -> None:
         """Sleep; return early on halt."""
         await self._guard.pause(self.standing, duration)
 
     async def events(self, after: int = 0) -> list[Stored]:
-        return await read_stream(self._store, session_stream(self.lease.session), after)
+        return await read_stream(self._store, self.lease.stream, after)
 
     async def read_later(self) -> Callable[[], Sequence[Stored]]:
         """All events up to now, read when they are asked for: of a session that is over, up to its end."""
-        stream = session_stream(self.lease.session)
+        stream = self.lease.stream
         head = self._head or (await self._store.ask(Query("head", StreamRow, {"stream": stream})))[0].head
         return await self._store.read_later(stream, head)
 
@@ -829,7 +830,7 @@ class SessionRuntime:
         for event, body in happened:
             drafts.append(Draft(event, *await offload_body(self._store, body)))
             rows += rows_of_event(event)
-        write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
+        write = Write(self.lease.stream, key, lambda _: drafts, rows, self.lease)
         if goes_on:
             self._guard.ledger.put_off(self.lease, write)
         else:
@@ -895,7 +896,7 @@ def find_last_words(messages: Sequence[Message]) -> str:
     said: list[str] = []
     for message in reversed(messages):
         if message.role == "assistant":
-            said.append("".join(part.text for part in message.parts if isinstance(part, Text)))
+            said.append("".join([part.text for part in message.parts if isinstance(part, Text)]))
         elif not _goes_on(message) if said else _is_unanswered(message):
             break
     return "".join(reversed(said))

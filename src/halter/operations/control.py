@@ -9,7 +9,7 @@ from msgspec import Meta
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked, StoreAccepted
-from halter.core.ids import FLEET, Digest, SessionId, make_worker_id, session_stream
+from halter.core.ids import FLEET, Digest, SessionId, make_worker_id
 from halter.core.money import format_micros
 from halter.core.ports import Draft, Lease, Query, Write, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
@@ -303,7 +303,7 @@ async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, s
 async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
     """End a session in its owner's place. Calls in doubt that hold money need a person's answer first."""
     app = desk.app
-    state = replay(await all_events(app, session_stream(lease.session)))
+    state = replay(await all_events(app, lease.stream))
     held = [flight for flight in state.in_flight.values() if flight.most().usd or flight.most().tokens]
     free = [flight for flight in state.in_flight.values() if flight not in held]
     try:

@@ -186,7 +186,7 @@ class ProxiedSessions:
 
     async def _settle_and_end(self, lease: Lease) -> None:
         with suppress(LeaseLost):
-            state = replay(await read_stream(self._store, session_stream(lease.session)))
+            state = replay(await read_stream(self._store, lease.stream))
             await self._ledger.settle_in_doubt(lease, tuple(state.in_flight.values()))
             await self._store.commit(lifecycle.end_session(lease, "ERROR", "error"))
 

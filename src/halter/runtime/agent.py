@@ -593,13 +593,15 @@ class Agent(AgentProgram):
     async def _bind(self, opened: "AgentContext", deps: Any) -> "AgentContext":
         """Returns the context of one run, with what depends on `deps`: tools, toolsets and instructions."""
         context = opened.bind()
-        agent = _attach_deps(await self._add_dynamic_parts(context.agent, deps), deps)
+        agent = context.agent
+        if self._instructions or self._toolsets:
+            agent = await self._add_dynamic_parts(agent, deps)
+        if deps is not None:
+            agent = _attach_deps(agent, deps)
         return context if agent is context.agent else replace(context, agent=agent)
 
     async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
         """Asks the functions of the program for instructions and tools, once for each run."""
-        if not self._instructions and not self._toolsets:
-            return agent
         from halter.runtime import assemble
 
         said = [str(await _call_with_deps(function, deps)) for function in self._instructions]
@@ -704,20 +706,21 @@ async def _send_message(
     files: "Sequence[File | str | Path]" = (),
 ) -> "BegunSession":
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
-    from halter.runtime import sessions
-
     if not session:
-        given = sessions.read_given_messages(context, history, files) if history or files else ()
-        return await sessions.open_session(context, message, kind, new, history=given, attends=True)
+        # By its own module: what is imported from a package is looked for each time.
+        from halter.runtime.sessions import open_session, read_given_messages
+
+        given = read_given_messages(context, history, files) if history or files else ()
+        return await open_session(context, message, kind, new, history=given, attends=True)
     if history or files:
         raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
-    await sessions.reopen_agent_session(context, session)
-    await sessions.say_to_session(context, session, message)
-    return sessions.BegunSession(SessionId(session))
+    from halter.runtime.sessions import BegunSession, reopen_agent_session, say_to_session
+
+    await reopen_agent_session(context, session)
+    await say_to_session(context, session, message)
+    return BegunSession(SessionId(session))
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
-    if deps is None:
-        return agent
     tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
     return replace(agent, tools=tools)

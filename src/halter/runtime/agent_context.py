@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -122,7 +122,7 @@ class _Made:
         """How sessions of a kind are built, attended by a person or not; see `session_builder`."""
 
 
-class AgentContext(msgspec.Struct, frozen=True):
+class AgentContext(msgspec.Struct, frozen=True, dict=True):
     """An agent with its models, at work under one worker id of this process.
 
     `brakes` makes the injection brake of a session; a drill breaks it on purpose. `form` is what an agent's answer must
@@ -140,7 +140,7 @@ class AgentContext(msgspec.Struct, frozen=True):
     brakes: type[SessionBrake] = SessionBrake
     form: AnswerForm | None = None
 
-    @property
+    @cached_property
     def store(self) -> Store:
         """The store, with retries while it is unavailable."""
         return self.app.patient()

@@ -276,7 +276,7 @@ def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
         return [Draft(event) for event in events]
 
     named = sha256("\n".join(f"{spec.name} {spec.digest}" for spec in specs).encode()).hexdigest()
-    return Write(FLEET, f"pin/{agent}/{named[:32]}/first", pin, [(PinRow, (agent, spec.name)) for spec in specs])
+    return Write(FLEET, f"pin/{agent}/{named[:32]}/first", pin, [(PinRow, agent, spec.name) for spec in specs])
 
 
 async def withdraw_questions(app: Runtime, agent: str, why: str) -> None:

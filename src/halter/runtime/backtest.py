@@ -176,8 +176,8 @@ class _ShadowRows(RowFold):
         if isinstance(row, RuleRow):
             self.rules[row.rule] = row
 
-    def find(self, keys: Sequence[tuple[type[R], tuple[Any, ...]]]) -> Sequence[R | None]:
-        return [self.get(kind, *key) for kind, key in keys]
+    def find(self, keys: Sequence[tuple[type[R], *tuple[Any, ...]]]) -> Sequence[R | None]:
+        return [self.get(*key) for key in keys]
 
 
 class _Shadow:

@@ -92,7 +92,7 @@ def make_trigger(
         row = rows.get(TriggerRow, identity)
         return [Draft(event, body)] if (0 if row is None else row.made_seq) == before else []
 
-    return Write(trigger_stream(identity), f"{identity}/made/{before}", decide, [(TriggerRow, (identity,))])
+    return Write(trigger_stream(identity), f"{identity}/made/{before}", decide, [(TriggerRow, identity)])
 
 
 def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
@@ -103,7 +103,7 @@ def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
         return [Draft(event)] if now is not None and now.ended_at is None else []
 
     key = f"{row.trigger}/ended/{row.made_seq}"
-    return Write(trigger_stream(row.trigger), key, decide, [(TriggerRow, (row.trigger,))])
+    return Write(trigger_stream(row.trigger), key, decide, [(TriggerRow, row.trigger)])
 
 
 def record_trigger_events(trigger: str, key: str, *events: AnyEvent) -> Write:
@@ -190,7 +190,7 @@ async def start_run(
             *(msgspec.structs.replace(draft, stream=inbox) for draft in words),
         ]
 
-    reads = [*rows_of_event(run), (TriggerRow, (row.trigger,))]
+    reads = [*rows_of_event(run), (TriggerRow, row.trigger)]
     return Write(trigger_stream(row.trigger), f"{row.trigger}/{key}", decide, reads, others=(stream, inbox))
 
 
@@ -514,7 +514,7 @@ class AgentTriggers:
                 Draft(ItemQuarantined(trigger=identity, item=item, attempts=0, sentence=problem)),
             ]
 
-        rows = [(TriggerRow, (identity,)), (ItemRow, (identity, item)), (OutputRow, (self._name, item))]
+        rows = [(TriggerRow, identity), (ItemRow, identity, item), (OutputRow, self._name, item)]
         return Write(trigger_stream(identity), f"{identity}/seen/{item}", decide, rows)
 
     def _say(self, about: str, sentence: str) -> None:

@@ -147,7 +147,7 @@ class SignOnLog:
         if event is None or (not always and self._known.get(event, 0) > now):
             return
         new = msgspec.structs.replace(event, id=f"sign-on/{self._ids.new()}")
-        await self._store.commit(Write(FLEET, new.id, lambda _: [Draft(new)], [(AuditRow, (new.id,))]))
+        await self._store.commit(Write(FLEET, new.id, lambda _: [Draft(new)], [(AuditRow, new.id)]))
         self._known = {each: until for each, until in self._known.items() if until > now}
         self._known[event] = now + RECORD_INTERVAL
 

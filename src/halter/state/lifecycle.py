@@ -6,10 +6,10 @@ import msgspec
 
 from halter.core import events as ev
 from halter.core.errors import ConfigError
-from halter.core.ids import Digest, inbox_stream, is_inbox, may_decide, session_stream
-from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
+from halter.core.ids import Digest, StreamId, inbox_stream, is_inbox, may_decide, session_stream
+from halter.core.money import UNITS, Account, BudgetRow, CapReached, Charge, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
-from halter.core.project import budget_key, budget_row, rows_of_hold
+from halter.core.project import BudgetKey, budget_key, budget_row, rows_of_hold
 from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow
 from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause
@@ -159,8 +159,8 @@ def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: in
         _check_state(rows, lease.session, "RUNNING")
         return [Draft(event)]
 
-    reads = [(OutageRow, (lease.session,))] if recovered else ()
-    return Write(session_stream(lease.session), key, decide, reads, lease)
+    reads = [(OutageRow, lease.session)] if recovered else ()
+    return Write(lease.stream, key, decide, reads, lease)
 
 
 def reopen_session(session: str, key: str, by: str) -> Write:
@@ -191,8 +191,8 @@ def park_session(lease: Lease, key: str, event: ev.SessionParked, *, unless_news
         _check_state(rows, lease.session, event.state)
         return [Draft(event)]
 
-    reads = [(OutageRow, (lease.session,))] if event.trouble else ()
-    return Write(session_stream(lease.session), key, decide, reads, lease)
+    reads = [(OutageRow, lease.session)] if event.trouble else ()
+    return Write(lease.stream, key, decide, reads, lease)
 
 
 def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
@@ -212,29 +212,44 @@ def end_session(  # noqa: PLR0913 Each is one thing that an end settles.
     messages is not ended. The parent is woken in the same commit, with the last words, and the questions that the
     session `asked` are withdrawn: nothing waits for an answer any more.
     """
-    stream = session_stream(lease.session)
-    own = [Account(stream, "", unit) for unit in UNITS]
-    parents = [Account(session_stream(parent), "", unit) for unit in UNITS] if parent else []
+    stream = lease.stream
+    own = _list_own_budgets(stream)
+    reads: list[RowKey] = [(HoldRow, lease.session), *own, *_list_decision_keys(asked)]
+    others: tuple[StreamId, ...] = ()
+    if parent:
+        reads += _list_own_budgets(session_stream(parent))
+        others = (inbox_stream(parent),)
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        usd, tokens = budget_row(rows, own[0]), budget_row(rows, own[1])
-        row = rows.get(SessionRow, lease.session)
-        unseen = row is not None and inbox_seen is not None and row.inbox_wake > inbox_seen
-        if usd.held or tokens.held or unseen:
+        usd, tokens = rows.find(own)
+        if (usd is not None and usd.held) or (tokens is not None and tokens.held):
             return []
-        _check_state(rows, lease.session, state)
-        hold = rows.get(HoldRow, lease.session)
-        carved = hold.taken() if hold is not None else ()
-        charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
+        row = rows.get(SessionRow, lease.session)
+        if row is not None:
+            if inbox_seen is not None and row.inbox_wake > inbox_seen:
+                return []
+            check_transition(lease.session, row.state, state)
+        charge = _settle_carved(rows, lease.session, stream) if row is not None and row.parent else None
         ended = Draft(ev.SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
-        over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
-        gone = _withdraw_open(rows, asked, f"Session {lease.session} is over: {state}.")
-        told = _notify_parent(rows, parent, lease.session, last_words) if wakes_parent else ()
+        over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in charge.overruns] if charge else ()
+        gone = _withdraw_open(rows, asked, f"Session {lease.session} is over: {state}.") if asked else ()
+        told = _notify_parent(rows, parent, lease.session, last_words) if parent and wakes_parent else ()
         return [*gone, *over, ended, *told]
 
-    reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents), *_list_decision_keys(asked)]
-    others = (inbox_stream(parent),) if parent else ()
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
+
+
+def _list_own_budgets(stream: StreamId) -> list[BudgetKey]:
+    return [(BudgetRow, stream, "", unit) for unit in UNITS]
+
+
+def _settle_carved(rows: Rows, session: str, stream: StreamId) -> Charge | None:
+    """What a sub-session spent of the cap that was carved out for it."""
+    hold = rows.get(HoldRow, session)
+    if hold is None or not (carved := hold.taken()):
+        return None
+    usd, tokens = [budget_row(rows, Account(stream, "", unit)).spent for unit in UNITS]
+    return settle(carved, usd, tokens, lambda leg: budget_row(rows, leg))
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -250,7 +265,7 @@ async def read_questions(store: Store, session: str, now: int) -> Sequence[str]:
 def withdraw_questions(lease: Lease, asked: Sequence[str], why: str) -> Write:
     """Withdraw questions of a session that goes on without their answers."""
     return Write(
-        session_stream(lease.session),
+        lease.stream,
         f"withdrawn/{asked[0]}",
         lambda rows: _withdraw_open(rows, asked, why),
         _list_decision_keys(asked),
@@ -264,7 +279,7 @@ def _withdraw_open(rows: Rows, asked: Sequence[str], why: str) -> list[Draft]:
 
 
 def _list_decision_keys(asked: Sequence[str]) -> list[RowKey]:
-    return [(DecisionRow, (decision,)) for decision in asked]
+    return [(DecisionRow, decision) for decision in asked]
 
 
 def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:

@@ -307,7 +307,7 @@ def propose_memory(agent: str, clock: Clock) -> Verb:
     async def act(asked: _Memory, _: str) -> Output:
         memory = name_by_parts("m", agent, normalise_text(asked.text))
         event = MemoryProposed(memory=memory, agent=agent)
-        unless = (MemoryRow, (memory,))
+        unless = (MemoryRow, memory)
         question = _question(agent, memory, "memory", asked.text, clock.now())
         happened = (
             JournalEffect(event, to_body(asked.text), unless=unless),
@@ -350,7 +350,7 @@ def _question(agent: str, proposal: str, what: str, text: str, now: int) -> Jour
         expires_at=now + PROPOSAL_LIFETIME,
         agent=agent,
     )
-    return JournalEffect(event, stream=FLEET, unless=(DecisionRow, (decision,)))
+    return JournalEffect(event, stream=FLEET, unless=(DecisionRow, decision))
 
 
 class NoticeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -449,7 +449,7 @@ def queue_notification(
 
 
 def make_notification_key(notification: str) -> RowKey:
-    return (NotificationRow, (notification,))
+    return (NotificationRow, notification)
 
 
 def record_sent(notification: str, attempts: int) -> Write:

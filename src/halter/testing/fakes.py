@@ -19,7 +19,7 @@ import msgspec
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, RequestStarted
-from halter.core.ids import Digest, SessionId, SortableIds, StreamId, WorkerId, session_stream
+from halter.core.ids import Digest, SessionId, SortableIds, StreamId, WorkerId
 from halter.core.money import CapReached, Reserved, has_past_window, reserve, roll_legs
 from halter.core.ports import (
     AgentConcurrency,
@@ -404,7 +404,7 @@ class _HoldIntent(msgspec.Struct, frozen=True):
         asked = msgspec.structs.replace(self.intent, legs=roll_legs(self.intent.legs, now))
         key, rows = f"{intent_id(asked)}/held/{self.attempt}", rows_of_hold(intent_id(asked), asked.legs)
         decide = partial(decide_hold, asked, body=self.body)
-        return Write(session_stream(self.lease.session), key, decide, rows, self.lease, (), first)
+        return Write(self.lease.stream, key, decide, rows, self.lease, (), first)
 
 
 async def hold(
