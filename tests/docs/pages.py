@@ -6,6 +6,7 @@ What a reader is not shown stands in a comment right before a block:
 |---|---|
 | `not run: WHY` | the block cannot run here |
 | `goes on` | its last command is left running, as in another terminal |
+| `printed by: WORD` | it shows what the command with that word prints, and not the one that was left running last |
 | `leaves with N` | the exit code of its last command |
 | `file: NAME` | the block is that file; a first line that reads `# NAME` says the same |
 

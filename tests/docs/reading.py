@@ -106,7 +106,7 @@ class Reader:
         last = commands[-1][0] if commands else ""
         if block.language == "console" and not block.text.startswith("$ "):
             shown = block.text[: TYPED.search(block.text).start()] if TYPED.search(block.text) else block.text  # type: ignore[union-attr]
-            self._compares(block, shown, self.terminal.running[-1])
+            self._compares(block, shown, self.terminal.find_running(block.note("printed by") or ""))
         for command, shown in commands:
             if command is last and block.note("goes on") is not None:
                 self._compares(block, shown, self.terminal.leaves_running(self.ids.put_into(command)))

@@ -28,6 +28,7 @@ class Running:
     """A program that was left running; what it prints is read line by line."""
 
     def __init__(self, command: str, environ: dict[str, str]) -> None:
+        self.command = command
         self._program = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
             env=environ,
@@ -115,6 +116,10 @@ class Terminal:
         """Type a command in another terminal."""
         self.running.append(Running(command, self.environ))
         return self.running[-1]
+
+    def find_running(self, word: str) -> Running:
+        """Find the newest command with a word in it that was left running."""
+        return next(running for running in reversed(self.running) if word in running.command)
 
     def close(self) -> None:
         """End whatever still runs."""
