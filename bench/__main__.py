@@ -6,7 +6,22 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import adapters, autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream, tables
+from bench import (
+    adapters,
+    autonomy,
+    growth,
+    guard,
+    hook,
+    inject,
+    journal,
+    loop,
+    past,
+    proxy,
+    scale,
+    start,
+    stream,
+    tables,
+)
 from bench.measure import Measured, keep, result
 
 
@@ -16,6 +31,7 @@ def main() -> None:
     groups: dict[str, Callable[..., Measured]] = {
         "adapters": adapters.run,
         "autonomy": partial(autonomy.run, quick=asked.quick),
+        "growth": partial(growth.run, quick=asked.quick),
         "guard": guard.run,
         "hook": hook.run,
         "inject": partial(inject.run, quick=asked.quick, kept=asked.kept),
@@ -56,7 +72,7 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "groups",
         nargs="*",
-        help="adapters, autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream; else all",
+        help="of adapters, autonomy, growth, guard, hook, inject, journal, loop, past, proxy, scale, start, stream",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--kept", action="store_true", help="of inject only what was played with this code before")

@@ -22,10 +22,15 @@ from pathlib import Path
 from statistics import median
 
 import httpx2
+import msgspec
 
 from bench.measure import Measured
 from halter import Guard, tool
 from halter.core.clock import DAY, HOUR, SystemClock
+from halter.core.ids import FLEET
+from halter.core.money import BudgetRow
+from halter.core.rows import DecisionRow, FindingRow, HaltRow, NotificationRow
+from halter.core.vocabulary import Row
 
 FEW, MANY = 200, 20_000
 AGENTS = ("clerk", "shop", "night-watch", "reader")
@@ -135,7 +140,8 @@ def fill(home: Path, count: int) -> None:
 
 
 async def _one_session(store: Path) -> None:
-    async with Guard(agent=AGENTS[0], tools=[order], store=str(store)) as guard, guard.session("restock") as session:
+    guarded = Guard(agent=AGENTS[0], tools=[order], store=str(store), environ=environ_of(store.parent))
+    async with guarded as guard, guard.session("restock") as session:
         for item in ("paper", "ink", "pens"):
             await session.call(order, item=item)
 
@@ -173,34 +179,45 @@ def _changed(name: str, value: object, new: str, old: str, agent: str, shift: in
 
 def _leave(connection: sqlite3.Connection, now: int) -> None:
     """Let every session leave a finding and a notification, be asked about, and some be cancelled."""
-    connection.execute(
-        "INSERT INTO findings SELECT 'f-' || session, session, agent, 'low', 'supported', '', '', started_at, 0,"
-        " 'passed', 1, 'kept', 'ann', started_at FROM sessions"
-    )
-    connection.execute(
-        "INSERT INTO notifications SELECT 'n-' || session, 'in_app', agent, 'ended:' || session || ':0', 'fleet',"
-        " started_at, 1, 1, started_at, NULL, 0, '' FROM sessions"
-    )
-    connection.execute(
-        "INSERT INTO decisions SELECT 'd-' || session, 'approval', session, agent, session, 'order', 'x', 'CONTROLLED',"
-        " 'LOW', started_at, started_at + ?, CASE WHEN substr(session, -1) = '7' THEN '' ELSE 'approve' END, 'ann',"
-        " 'x', started_at, started_at, 's', '[]', 1, 1 FROM sessions",
-        (DAY,),
-    )
-    connection.execute(
-        "INSERT INTO halts SELECT 'session:' || session, 1, started_at, 'ann', '', 0, 1 FROM sessions"
-        " WHERE substr(session, -1) = '3'"
-    )
+    rows: list[Row] = []
+    for session, agent, began in connection.execute("SELECT session, agent, started_at FROM sessions").fetchall():
+        rows += (
+            FindingRow(
+                f"f-{session}", session, agent, "low", "supported", "", "", began, 0, "passed", 1, "kept", "ann", began
+            ),
+            NotificationRow(f"n-{session}", "in_app", agent, f"ended:{session}:0", FLEET, began, 1, 1, began),
+            DecisionRow(
+                decision=f"d-{session}",
+                about="approval",
+                session=session,
+                agent=agent,
+                subject=session,
+                name="order",
+                level="CONTROLLED",
+                risk="LOW",
+                asked_at=began,
+                expires_at=began + DAY,
+                verdict="" if session.endswith("7") else "approve",
+                by="ann",
+                decided_at=began,
+                used_at=began,
+                keys="[]",
+            ),
+        )
+        if session.endswith("3"):
+            rows.append(HaltRow(f"session:{session}", 1, began, "ann", "", 0, 1))
     # Budgets of windows that are over: an hour's for each agent.
-    hours = [
-        (f"agent:{agent}", time.strftime("hour/%Y-%m-%dT%H", time.gmtime((now - number * HOUR) / 1e6)))
-        for agent in AGENTS
-        for number in range(SPREAD // HOUR)
-    ]
-    connection.executemany("INSERT OR IGNORE INTO budgets VALUES (?, ?, 'tokens', 100000, 0, '', 500, 0, 0)", hours)
+    for number in range(SPREAD // HOUR):
+        window = time.strftime("hour/%Y-%m-%dT%H", time.gmtime((now - number * HOUR) / 1e6))
+        rows += [BudgetRow(f"agent:{agent}", window, "tokens", 100_000, spent=500) for agent in AGENTS]
+    for row in rows:
+        values = msgspec.structs.astuple(row)
+        marks = ", ".join("?" for _ in values)
+        # Those of the one session that was really run are there already.
+        connection.execute(f"INSERT OR IGNORE INTO {row.TABLE} VALUES ({marks})", values)
 
 
-def _environ(home: Path) -> dict[str, str]:
+def environ_of(home: Path) -> dict[str, str]:
     return {"HALTER_STORE": str(home / "halter.db"), "HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")}
 
 
@@ -210,7 +227,7 @@ def _command(home: Path, words: str) -> tuple[float, int]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "halter", *filled],
-        env={**os.environ, **_environ(home)},
+        env={**os.environ, **environ_of(home)},
         capture_output=True,
         check=False,
     )
@@ -221,7 +238,7 @@ def _command(home: Path, words: str) -> tuple[float, int]:
 @contextmanager
 def _served(home: Path) -> Iterator[tuple[str, str, int]]:
     """Serve a store; yield its address, a token and the process."""
-    environ = {**os.environ, **_environ(home)}
+    environ = {**os.environ, **environ_of(home)}
     halter = [sys.executable, "-m", "halter"]
     made = subprocess.run(
         [*halter, "tokens", "add", "bench", "--role", "admin", "--json"], env=environ, capture_output=True, check=True

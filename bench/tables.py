@@ -15,6 +15,7 @@ medians. They are ratios to look at, not promises: the machine was small and sha
 TITLES = {
     "adapters": "Agents of other frameworks",
     "autonomy": "Autonomy",
+    "growth": "Growth",
     "guard": "Guard",
     "hook": "Hooks",
     "inject": "Prompt injection",
@@ -68,6 +69,7 @@ def section(result: dict[str, Any], *, again: bool = False) -> str:
     body = {
         "adapters": _adapters,
         "autonomy": _autonomy,
+        "growth": _growth,
         "hook": _hook,
         "inject": _inject,
         "journal": _journal,
@@ -167,6 +169,27 @@ def _past(result: dict[str, Any]) -> list[str]:
     for row in result["rows"]:
         sizes = f"{row['few_bytes'] / 1000:.1f} | {row['many_bytes'] / 1000:.1f}"
         lines.append(f"| `{row['name']}` | {row['kind']} | {row['few_ms']:.0f} | {row['many_ms']:.0f} | {sizes} |")
+    return lines
+
+
+GROWTH = """The same agent beside little and beside much, in turn: CPU time of a step in the middle of a run, of a run
+of one step, or of a second in which it waits for its model. Of the sessions in the store one in ten was cancelled,
+which leaves a halt; all rules but one agree to one call each. A result is masked, judged, hashed and written as it
+comes, and the model is shown 16,000 characters of it.
+"""
+
+
+def _growth(result: dict[str, Any]) -> list[str]:
+    """Tell what a step costs beside much, against beside little."""
+    lines = [
+        GROWTH,
+        "| what | little | much | CPU µs beside little | beside much | |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for few, many in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        counts = " | ".join(row["name"].rpartition(": ")[2] for row in (few, many))
+        costs = f"{few['cpu_us']:,.0f} | {many['cpu_us']:,.0f} | {many['cpu_us'] / few['cpu_us']:.2f}×"
+        lines.append(f"| {few['group']}, a {few['unit']} | {counts} | {costs} |")
     return lines
 
 

@@ -112,7 +112,7 @@ class Deaf(Relay):
     """The teeth: a store that hides halts while something is in flight."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        return [] if query.name == "all_halts" else await self._store.ask(query)
+        return [] if query.name == "halts_of" else await self._store.ask(query)
 
 
 class StuckModel:

@@ -427,7 +427,7 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "session": "one", "limit": 10, "before": 1, "until": 1, "part": 1,
         "name": "search", "purpose": "turn", "since": 0,
         "stream": FLEET, "seq": 0, "position": 0, "hash": b"", "after": 0, "through": 1, "call": "",
-        "decision": "", "scope": "fleet", "window": "", "unit": "usd",
+        "decision": "", "scope": "fleet", "scopes": "[]", "same": "", "window": "", "unit": "usd",
         "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",
         "trigger": "nightly", "state": "COMPLETED", "notification": "n", "key": "k",
         "beginning": "o", "from": "", "to": "z", "tool": "",

@@ -4,9 +4,11 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+import halter
 from halter.journal.engine import list_migrations, load_queries, split_statements
 
 GROWS = (
@@ -22,6 +24,7 @@ GROWS = (
     "items",
     "halts",
 )
+SOURCES = Path(halter.__file__).parent
 WHOLE = {
     "streams": "verify looks at every stream",
     "extent": "a sum, in place of reading every stream again",
@@ -29,7 +32,6 @@ WHOLE = {
     "all_*": "verify compares every row",
     "budgets": "asked for by --everything",
     "sessions_called": "a name that was typed in a chat, in letters of any case",
-    "sessions_that_return": "ends after sixty",
     "spent_by_name": "a sum over an agent's whole life, asked for by programs",
     "same_hash": "verify looks for a copy",
     "counts": "doctor counts",
@@ -37,7 +39,7 @@ WHOLE = {
     "meta": "a handful of rows",
 }
 """Questions that do look at all there is, and why that is so."""
-_TABLE = re.compile(r"SCAN (\w+)(?! USING INDEX)\b")
+_TABLE = re.compile(r"SCAN (\w+)(?: USING (?:COVERING )?INDEX (\w+))?")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,63 @@ def test_halts_of_cancelled_sessions_are_not_looked_at_again(tables: sqlite3.Con
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("open_of", "sessions_open (agent=?)"),
+        ("open_tasks", "sessions_open (agent=?)"),
+        ("open_runs", "sessions_open_runs (trigger=?)"),
+        ("open_children", "sessions_open_children (parent=?)"),
+        ("open_decisions", "events_key (key=?)"),
+    ],
+)
+def test_what_is_open_is_found_without_what_is_over(tables: sqlite3.Connection, name: str, index: str) -> None:
+    """Asked at every wake. An index by time, or from the beginning of a stream, would walk all that ever was."""
+    plan = plan_of(tables, load_queries("queries.sql")[name])
+    assert any(line.startswith("SEARCH") and line.endswith(f"USING INDEX {index}") for line in plan)
+    assert not [line for line in plan if "sessions_agent " in line or "sessions_trigger " in line]
+
+
+def test_nothing_that_acts_asks_for_all_that_ever_was() -> None:
+    """What every call, wake or look asks for is as long as what it is about. A list for people may be long."""
+    whole = {f'"all_{table}"' for table in (*GROWS, "rules")}
+    asked = {
+        (path.relative_to(SOURCES).as_posix(), name)
+        for path in SOURCES.rglob("*.py")
+        if path.parts[len(SOURCES.parts)] not in {"journal", "demo", "testing"}
+        for name in whole
+        if name in path.read_text("utf-8")
+    }
+    assert asked == {
+        ("operations/decisions.py", '"all_rules"'),
+        ("runtime/budgets.py", '"all_sessions"'),
+        ("server/stream.py", '"all_sessions"'),
+    }
+
+
+def test_the_rules_that_are_over_are_not_looked_at_again(tables: sqlite3.Connection) -> None:
+    plan = plan_of(tables, load_queries("queries.sql")["rules_of"])
+    assert [line.partition(" (")[2] for line in plan if "rules_standing" in line] == [
+        "tool=? AND owner=? AND matcher=?)",
+        "tool=? AND owner=? AND matcher<?)",
+        "tool=? AND owner=? AND matcher>?)",
+    ]
+
+
+ENGINE = load_queries("sqlite/engine.sql")
+SWEEPS = ("erase_blobs", "sweep_blobs")
+"""They look for what no session names any more."""
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINE if name not in SWEEPS])
+def test_the_engine_looks_at_no_event_and_no_session_twice(tables: sqlite3.Connection, name: str) -> None:
+    """It claims, offers and follows many times a second: also an index of all sessions of an agent is too long."""
+    assert walked(tables, ENGINE[name]) == set()
+    assert not [line for line in plan_of(tables, ENGINE[name]) if "INDEX sessions_agent (agent=?)" in line]
+
+
 def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:
+    assert walked(tables, "SELECT stream, MAX(seq) FROM events WHERE position > 9 GROUP BY stream") == {"events"}
     assert walked(tables, "SELECT * FROM sessions WHERE state = :state") == {"sessions"}
     assert walked(tables, "SELECT s.* FROM sessions s ORDER BY state LIMIT 5") == {"s"}
 
@@ -108,7 +166,9 @@ def walked(tables: sqlite3.Connection, sql: str) -> set[str]:
     """Name the tables, or their short names, that grow and are read from end to end."""
     plan = plan_of(tables, sql)
     grows = {*GROWS, *(alias for table in GROWS for alias in re.findall(rf"\b{table} ([a-z])\b", sql))}
-    return {found[1] for line in plan if (found := _TABLE.fullmatch(line)) and found[1] in grows}
+    partial = {name for (name,) in tables.execute("SELECT name FROM sqlite_master WHERE sql LIKE '% WHERE %'")}
+    found = [match for line in plan if (match := _TABLE.fullmatch(line)) and match[2] not in partial]
+    return {match[1] for match in found if match[1] in grows}
 
 
 def plan_of(tables: sqlite3.Connection, sql: str) -> list[str]:

@@ -154,7 +154,7 @@ def _decide_for_ended(agent: str, last: SessionRow, halts: Mapping[str, HaltRow]
     )
     if last.state != "HALTED" or next(_list_halts(agent, last.session, halts), None) is not None:
         return over
-    rows = (halts[scope] for scope in _scopes(agent, last.session) if scope in halts)
+    rows = (halts[scope] for scope in list_scopes(agent, last.session) if scope in halts)
     lifted = max((row for row in rows if row.at >= (last.ended_at or 0)), key=lambda row: row.at, default=None)
     if lifted is None:
         return over
@@ -165,10 +165,11 @@ def _decide_for_ended(agent: str, last: SessionRow, halts: Mapping[str, HaltRow]
 
 
 def _list_halts(agent: str, session: str, halts: Mapping[str, HaltRow]) -> Iterator[HaltRow]:
-    return (halts[scope] for scope in _scopes(agent, session) if scope in halts and halts[scope].halted)
+    return (halts[scope] for scope in list_scopes(agent, session) if scope in halts and halts[scope].halted)
 
 
-def _scopes(agent: str, session: str) -> tuple[str, ...]:
+def list_scopes(agent: str, session: str) -> tuple[str, ...]:
+    """What halts an autonomous agent or its session."""
     return (*((f"session:{session}",) if session else ()), f"agent:{agent}", "fleet")
 
 

@@ -263,13 +263,23 @@ def encode_matcher(matcher: RuleMatcher) -> str:
     return msgspec.json.encode(matcher).decode()
 
 
+def rules_of(tool: str, arguments: Valid, session: str, agent: str, now: int) -> Query[RuleRow]:
+    """Ask for the rules that may agree to a call."""
+    same = encode_matcher(_match_exactly(arguments))
+    return Query("rules_of", RuleRow, {"tool": tool, "session": session, "agent": agent, "now": now, "same": same})
+
+
+def _match_exactly(arguments: Valid) -> SameArguments:
+    return SameArguments(sha256(arguments.canonical).hexdigest())
+
+
 def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
     owner = {"session": session, "agent": agent, "fleet": ""}[rule.scope]
     if rule.tool != spec.name or rule.owner != owner or not rule.made_at <= now < rule.expires_at:
         return False
     match rule.matcher:
-        case SameArguments(expected):
-            return sha256(arguments.canonical).hexdigest() == expected
+        case SameArguments():
+            return rule.matcher == _match_exactly(arguments)
         case EachArgument(conditions):
             return _all_conditions_match(conditions, arguments.canonical)
         case LegacyWords() | LegacyFolder() | LegacyHost():

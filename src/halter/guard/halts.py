@@ -13,6 +13,7 @@ from halter.core.ids import FLEET, StreamId, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
 from halter.core.processes import LivenessWriter
 from halter.core.rows import AgentRow, HaltRow
+from halter.core.text import clean
 from halter.core.vocabulary import Outcome, R
 from halter.state.session import InFlight
 
@@ -31,6 +32,17 @@ def halt(scope: str, by: str, key: str, reason: str = "", *, cancels: bool = Fal
 def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     """End one session for good: what it has in flight is stopped, and its owner ends it."""
     return halt(f"session:{session}", by, key, reason, cancels=True)
+
+
+def halts_of(scopes: Iterable[str]) -> Query[HaltRow]:
+    """Ask what is or was halted of some scopes; the answer is as long as what they are, not as what ever was."""
+    named = msgspec.json.encode([*dict.fromkeys(map(clean, scopes))]).decode()
+    return Query("halts_of", HaltRow, {"scopes": named})
+
+
+async def read_halts(store: Store, scopes: Iterable[str]) -> Mapping[str, HaltRow]:
+    """What is or was halted of some scopes."""
+    return {row.scope: row for row in await store.ask(halts_of(scopes))}
 
 
 async def compute_ramp(store: Store, scope: str) -> int:
@@ -194,7 +206,7 @@ class HaltWatch:
         self._arm(loop, min(deadlines, default=self._poll_at))
 
     async def _poll(self) -> None:
-        halted = await self._halted()
+        halted = await self._halted({scope for flight in self.flights for scope in flight.scopes})
         if halted:
             hits = {flight: halted.intersection(flight.scopes) for flight in self.flights}
             self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
@@ -214,17 +226,17 @@ class HaltWatch:
         return stopping
 
     async def now(self, scopes: Iterable[str]) -> str | None:
-        return min(await self._halted() & frozenset(scopes), default=None)
+        return min(await self._halted(scopes), default=None)
 
-    async def rows(self) -> Rows:
-        """All halts, for a decision that reads no other rows."""
-        rows = await self._store.ask(Query("all_halts", HaltRow))
-        return _HaltRows(self._clock.now(), {row.scope: row for row in rows})
+    async def rows(self, scopes: Iterable[str]) -> Rows:
+        """The halts of some scopes, for a decision that reads no other rows."""
+        halts = await read_halts(self._store, scopes)
+        return _HaltRows(self._clock.now(), halts)
 
-    async def _halted(self) -> frozenset[str]:
-        """Halted scopes; an unavailable store is polled again at the next interval."""
+    async def _halted(self, scopes: Iterable[str]) -> frozenset[str]:
+        """Which of the scopes are halted; an unavailable store is polled again at the next interval."""
         try:
-            rows = await self._store.ask(Query("all_halts", HaltRow))
+            rows = await self._store.ask(halts_of(scopes))
         except StoreUnavailable:
             return frozenset()
         return frozenset(row.scope for row in rows if row.halted)

@@ -27,7 +27,7 @@ from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
 from halter.core.processes import MaskedPrints, PrintMask
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
+from halter.core.rows import AuditRow, DecisionRow, HaltRow
 from halter.core.text import clean, from_body, shorten, to_body
 from halter.core.tools import (
     DOLLAR,
@@ -42,7 +42,7 @@ from halter.core.tools import (
     find_secret_names,
 )
 from halter.core.vocabulary import Outcome
-from halter.guard.approvals import Question, ask_question
+from halter.guard.approvals import Question, ask_question, rules_of
 from halter.guard.brake import SessionBrake
 from halter.guard.halts import (
     LONGEST_ERROR,
@@ -51,6 +51,7 @@ from halter.guard.halts import (
     StillHeld,
     Stopped,
     find_outcome,
+    halts_of,
     read_cancelled_effect,
     run_shielded,
 )
@@ -446,7 +447,7 @@ class ToolDoor:
 
         A sensor reads forever; what it saw is recorded where it matters.
         """
-        (draft,) = judge_call(asked, await self._halts.rows())
+        (draft,) = judge_call(asked, await self._halts.rows(scope for _, scope in asked.halts))
         if isinstance(draft.event, ev.CallRefused):
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
         if act is None or not isinstance(draft.event, ev.CallStarted):
@@ -460,7 +461,7 @@ class ToolDoor:
         return next(iter(await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))), None)
 
     async def halted(self, standing: SessionContext) -> HaltRow | None:
-        rows = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow)) if row.halted}
+        rows = {row.scope: row for row in await self._store.ask(halts_of(standing.scopes)) if row.halted}
         return next((rows[scope] for scope in standing.scopes if scope in rows), None) if rows else None
 
     async def again(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
@@ -489,9 +490,9 @@ class ToolDoor:
             cost = tool.spec.cost
             usd = (await self._ledger.forecast(tool.spec.name)).bound if cost == "learned" else cost
         prepared = prepare_call(standing, call, tool, now, usd)
-        if prepared.asked.approval is None:
+        if prepared.asked.approval is None or prepared.arguments is None:
             return prepared
-        rules = [row for row in await self._store.ask(Query("all_rules", RuleRow)) if row.tool == call.tool]
+        rules = await self._store.ask(rules_of(call.tool, prepared.arguments, standing.session, standing.agent, now))
         return prepare_call(standing, call, tool, now, usd, rules) if rules else prepared
 
     async def _waits(self, asked: DecisionRow, standing: SessionContext) -> bool:

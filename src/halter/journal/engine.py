@@ -245,6 +245,16 @@ def split_statements(script: str) -> Iterator[str]:
             pending = ""
 
 
+_JSON_LIST: Final = re.compile(r"\bjson_each\((:[a-z_]+)\)")
+
+
+@cache
+def load_postgres_queries(name: str) -> Mapping[str, str]:
+    """The queries as PostgreSQL knows them: it has another function for the values of a list in JSON."""
+    each = r"json_array_elements_text(CAST(\1 AS json))"
+    return {query: _JSON_LIST.sub(each, sql) for query, sql in load_queries(name).items()}
+
+
 def to_psycopg_parameters(sql: str) -> str:
     return PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 

@@ -139,7 +139,7 @@ QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
 )
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
-    {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
+    {"all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
 )
 """Frequent queries that read one row or a short table."""
 
@@ -156,6 +156,8 @@ SPARSE_TABLE_QUERIES: Final[Mapping[str, tuple[type[Row], ...]]] = MappingProxyT
         "notifications_due": (NotificationRow,),
         "notification": (NotificationRow,),
         "questions_of": (DecisionRow,),
+        "halts_of": (HaltRow,),
+        "rules_of": (RuleRow,),
     }
 )
 """Queries about tables that are empty for most agents."""
@@ -378,6 +380,9 @@ class MemoryEngine:
     def _at_hand(self, name: str, params: Mapping[str, Any]) -> Sequence[Row] | None:
         if name in WHOLE_TABLE_QUERIES:
             return [self._rows[key] for key in sorted(self._tables[WHOLE_TABLE_QUERIES[name]], key=lock_order)]
+        if name == "halts_of":
+            rows = [self._rows.get((HaltRow, scope)) for scope in msgspec.json.decode(params["scopes"])]
+            return [row for row in rows if row is not None]
         if name not in QUERIES_BY_KEY:
             return None
         kind = QUERIES_BY_KEY[name]

@@ -63,6 +63,7 @@ from halter.journal.engine import (
     StreamPage,
     describe_missing_blob,
     list_migrations,
+    load_postgres_queries,
     load_queries,
     make_row_statements,
     read_meta_values,
@@ -109,7 +110,7 @@ def run_postgres_query(connection: PgConnection, name: str, params: Mapping[str,
 
 @cache
 def _get_query(name: str) -> bytes:
-    return to_psycopg_parameters(load_queries("queries.sql")[name]).encode()
+    return to_psycopg_parameters(load_postgres_queries("queries.sql")[name]).encode()
 
 
 def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None:
@@ -673,7 +674,7 @@ def make_named_statement(file: str, name: str, *types: tuple[str, int]) -> tuple
             order.append(found[1])
         return f"${order.index(found[1]) + 1}"
 
-    sql = PARAMETER.sub(number, load_queries(file)[name])
+    sql = PARAMETER.sub(number, load_postgres_queries(file)[name])
     return Statement(sql.encode(), tuple(known[each] for each in order)), tuple(order)
 
 

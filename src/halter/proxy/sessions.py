@@ -24,6 +24,7 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
+from halter.guard.halts import halts_of
 from halter.guard.ledger import Ledger
 from halter.guard.prepare import SessionContext
 from halter.proxy.keys import VirtualKey
@@ -198,17 +199,20 @@ class ProxiedSessions:
             state, reason = await self._find_end(session)
             await self._store.commit(lifecycle.end_session(session.lease, state, reason))
 
+    async def _halt_of(self, session: ProxiedSession) -> HaltRow | None:
+        rows = await self._store.ask(halts_of([session_stream(session.id)]))
+        return next((row for row in rows if row.halted), None)
+
     async def _find_end(self, session: ProxiedSession) -> tuple[State, TerminalReason]:
-        halts = await self._store.ask(Query("all_halts", HaltRow))
-        own = next((row for row in halts if row.scope == session_stream(session.id) and row.halted), None)
+        own = await self._halt_of(session)
         if own is None:
             return "COMPLETED", "completed"
         return ("CANCELLED", "cancelled") if own.cancels else ("HALTED", "external_halt")
 
     async def end_cancelled(self, session: ProxiedSession) -> None:
         """End a session that a person cancelled. Its label stays with it: no new one begins in its place."""
-        halts = await self._store.ask(Query("all_halts", HaltRow))
-        if any(row.scope == session_stream(session.id) and row.halted and row.cancels for row in halts):
+        own = await self._halt_of(session)
+        if own is not None and own.cancels:
             if not session.ended and session.under_way <= 1:
                 with suppress(StoreError):
                     await self._store.commit(lifecycle.end_session(session.lease, "CANCELLED", "cancelled"))

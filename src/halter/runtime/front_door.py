@@ -28,7 +28,7 @@ from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.money import BudgetRow, Leg, Spender, format_micros, format_usd, list_accounts
 from halter.core.ports import Draft, Query, Store, Write, offload_body, read_stream
 from halter.core.ports import read_body as said_in
-from halter.core.rows import AgentRow, DecisionRow, HaltRow, SavedHotState, SessionRow, StreamRow, TriggerRow
+from halter.core.rows import AgentRow, DecisionRow, SavedHotState, SessionRow, StreamRow, TriggerRow
 from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
 from halter.core.text import escape_hidden, format_count, from_body, join_names, shorten
 from halter.core.vocabulary import SessionKind
@@ -51,6 +51,7 @@ from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Scrip
 from halter.front_door.schedule_text import Unclear
 from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
+from halter.guard.halts import halts_of
 from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener
@@ -259,7 +260,7 @@ async def describe_status(context: AgentContext, session: str) -> str:
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
     switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
     scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
-    halted = [row for row in await store.ask(Query("all_halts", HaltRow)) if row.halted and row.scope in scopes]
+    halted = [row for row in await store.ask(halts_of(scopes)) if row.halted]
     on = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
     lines = [f"{name} {on}. {format_count(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
     lines += [f"{halt.scope} is halted, by {halt.by}." for halt in halted]

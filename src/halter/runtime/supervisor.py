@@ -22,6 +22,7 @@ from halter.autonomy.upkeep import (
     ReopenSession,
     StopSession,
     decide_upkeep,
+    list_scopes,
 )
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import Tasks
@@ -34,7 +35,6 @@ from halter.core.ports import EVERY_STREAM, Change, Lease, Query
 from halter.core.rows import (
     NO_OWNER,
     AgentRow,
-    HaltRow,
     OutageRow,
     SessionRow,
     TriggerRow,
@@ -45,7 +45,7 @@ from halter.core.text import clean, shorten
 from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import Sessions
 from halter.dispatch.heartbeat import IdleLimits, keep_leases
-from halter.guard.halts import halt, switch_off, switch_on
+from halter.guard.halts import halt, read_halts, switch_off, switch_on
 from halter.loop.session_runtime import raise_if_cancelled, run_together, wait_for_either, wait_for_news, watch_changes
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent, withdraw_questions
@@ -311,21 +311,17 @@ class Supervisor:
     async def _trigger(self, name: str) -> Sequence[int]:
         """Starts what is due for an agent, wakes halted sessions that rest; returns when to look again."""
         triggers, now = self._triggers[name], self._app.clock.now()
-        halts = await self._halts()
         tasks = await list_open_tasks(self._app, name)
         self._say(f"{name}  ", next((newer for row in tasks if (newer := explain_newer_format(row))), ""))
-        for row in tasks:
-            if row.owner == NO_OWNER and row.state in REST_STATES and triggers.halted(row, halts):
-                await self._sessions.fetch(SessionId(row.session))
-        at = await triggers.look((await self._switches()).get(name), halts)
+        resting = [row for row in tasks if row.owner == NO_OWNER and row.state in REST_STATES]
+        for row in await triggers.find_halted(resting):
+            await self._sessions.fetch(SessionId(row.session))
+        at = await triggers.look((await self._switches()).get(name))
         self._sessions.look()
         return (
             *(() if at is None else (max(at, now + SUPERVISOR_DEBOUNCE),)),
             *((now + self._mode.folder_polling_interval,) if triggers.watches else ()),
         )
-
-    async def _halts(self) -> Mapping[str, HaltRow]:
-        return {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
 
     async def _switches(self) -> Mapping[str, AgentRow]:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
@@ -335,7 +331,7 @@ class Supervisor:
         name, now = living.name, self._app.clock.now()
         params = {"agent": name, "kind": "autonomous", "limit": 1}
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
-        halts = await self._halts()
+        halts = await read_halts(self._store, list_scopes(name, last.session if last else ""))
         switch = (await self._switches()).get(name)
         capped = await find_exhausted_session(self._store, living.context.agent.policy, last, now)
         match decide_upkeep(name, switch, last, halts, now, starting=starting, used_up=capped):

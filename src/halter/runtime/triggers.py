@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -48,7 +49,7 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.folders import FileEntry
-from halter.core.ids import SessionId, inbox_stream, session_stream, trigger_stream
+from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import SAMPLES_KEPT, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
 from halter.core.project import rows_of_event
@@ -56,6 +57,7 @@ from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, 
 from halter.core.schedules import Timing, parse_moment
 from halter.core.text import clean, shorten, to_body, to_one_line
 from halter.core.tools import find_secret_names
+from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
@@ -247,17 +249,20 @@ class AgentTriggers:
     def watches(self) -> bool:
         return bool(self._context.agent.tasks.watches)
 
-    def halted(self, row: SessionRow, halts: Mapping[str, HaltRow]) -> bool:
-        """Whether a session is halted, by itself or with its trigger, its agent or the fleet."""
-        scopes = (f"session:{row.session}", f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet")
-        return any(scope in halts and halts[scope].halted for scope in scopes)
+    async def find_halted(self, rows: Sequence[SessionRow]) -> Sequence[SessionRow]:
+        """Return the sessions that are halted, by themselves or with their trigger, their agent or the fleet."""
+        scopes = {row.session: (f"session:{row.session}", *_list_scopes(row)) for row in rows}
+        halts = await read_halts(self._store, chain.from_iterable(scopes.values()))
+        return [row for row in rows if any(scope in halts and halts[scope].halted for scope in scopes[row.session])]
 
-    async def look(self, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> int | None:
+    async def look(self, switch: AgentRow | None) -> int | None:
         """Does what is due; returns when to look again, if time decides that."""
         await self.settle()
         if switch is None or not switch.switched_on:
             return None
-        moments = [await self._unharmed(row, switch, halts) for row in await self._rows()]
+        rows = await self._rows()
+        halts = await read_halts(self._store, chain.from_iterable(map(_list_scopes, rows)))
+        moments = [await self._unharmed(row, switch, halts) for row in rows]
         return min((moment for moment in moments if moment is not None), default=None)
 
     async def delivered(self, identity: str, key: str) -> str:
@@ -275,9 +280,8 @@ class AgentTriggers:
         switch = next((row for row in switches if row.agent == self._name), None)
         if switch is None or not switch.switched_on:
             return ("off", f"{self._name} is switched off: halter on {self._name}", None)
-        halts = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
         row = TriggerRow(identity, agent=self._name)
-        halted = _explain_halt(row, halts)
+        halted = _explain_halt(row, await read_halts(self._store, _list_scopes(row)))
         if halted:
             return ("halted", halted, None)
         empty, _ = await self._money(row, trigger)
@@ -421,7 +425,8 @@ class AgentTriggers:
         if not any(not item.done and not item.open for item in items):
             return settles
         around = await self._around(row, watch, switch, halts)
-        free, stopped = _split_halted(items, switch, halts)
+        own = await read_halts(self._store, [f"session:{item.session}" for item in items if item.session])
+        free, stopped = _split_halted(items, switch, own)
         found = decide_watch(watch, free, around, await self._room(row, watch, around.running))
         for act in (*found.acts, *(stopped if not found.acts else ())):
             await self._act(row, watch, act)
@@ -543,8 +548,12 @@ def _name_halt_author(halt: HaltRow) -> str:
     return f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
 
 
+def _list_scopes(row: TriggerRow | SessionRow) -> tuple[str, ...]:
+    return (f"trigger:{row.trigger}", f"agent:{row.agent}", FLEET)
+
+
 def _explain_halt(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
-    for scope in (f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet"):
+    for scope in _list_scopes(row):
         halt = halts.get(scope)
         if halt is not None and halt.halted:
             return _name_halt_author(halt)

@@ -37,7 +37,8 @@ SELECT * FROM sessions WHERE ended_at IS NULL AND +started_at > 0 ORDER BY +star
 -- name: sessions_that_return
 -- How many sessions a halt of the whole fleet keeps back, up to a limit.
 SELECT COUNT(*) AS sessions FROM (
-    SELECT session FROM sessions WHERE ended_at IS NULL OR state = 'HALTED' LIMIT :limit
+    SELECT session FROM sessions WHERE ended_at IS NULL
+    UNION ALL SELECT session FROM sessions WHERE ended_at IS NOT NULL AND state = 'HALTED' LIMIT :limit
 ) AS kept_back;
 
 -- name: ran_as
@@ -122,6 +123,10 @@ SELECT * FROM holds ORDER BY hold;
 -- Every scope that is or was halted.
 SELECT * FROM halts ORDER BY scope;
 
+-- name: halts_of
+-- What is or was halted of some scopes. Every cancelled session leaves a halt, so nothing that acts reads all of them.
+SELECT * FROM halts WHERE scope IN (SELECT value FROM json_each(:scopes)) ORDER BY scope;
+
 -- name: halted_of_worker
 -- A halt that stands over a session that this worker owns.
 SELECT halts.scope FROM sessions JOIN halts ON halts.halted = 1 AND halts.scope IN (
@@ -162,7 +167,8 @@ WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_ser
 -- name: open_decisions
 -- What waits for a person, oldest first. A session that is over waits for none. The words of a proposal are
 -- those of the session that made it, and go with them. `said` is the reply of the model that made the call: the last
--- before its first attempt, since a call may wait for the end of its turn before a person is asked.
+-- before its first attempt, since a call may wait for the end of its turn before a person is asked. A plain `k.stream`
+-- would walk the session from its beginning.
 SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
@@ -174,7 +180,7 @@ LEFT JOIN events w
 LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND r.seq = (
     SELECT x.seq FROM events x
     WHERE x.stream = 'session:' || d.session AND x.kind = 'request_settled' AND x.seq < COALESCE((
-        SELECT MIN(k.seq) FROM events k WHERE k.key = d.subject || '/asked/0' AND k.stream = 'session:' || d.session
+        SELECT MIN(k.seq) FROM events k WHERE k.key = d.subject || '/asked/0' AND k.stream || '' = 'session:' || d.session
     ), d.asked_seq)
     ORDER BY x.seq DESC LIMIT 1
 )
@@ -206,6 +212,19 @@ SELECT * FROM decisions WHERE decision = :decision;
 -- name: all_rules
 -- Every rule by which a person said "always".
 SELECT * FROM rules ORDER BY rule;
+
+-- name: rules_of
+-- The rules that may agree to a call of a tool, for its session, its agent or every agent: those for its arguments, and
+-- around the many that agree to the same arguments alone.
+SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
+    AND matcher = :same
+UNION ALL
+SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
+    AND matcher < '{"by":"same",'
+UNION ALL
+SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
+    AND matcher >= '{"by":"same"-'
+ORDER BY rule;
 
 -- name: all_pins
 -- As what each agent may use the tools of its servers.
@@ -301,14 +320,14 @@ ORDER BY i.seen_at, i.name, i.item;
 SELECT * FROM items WHERE session = :session AND session <> '' ORDER BY seen_at, name, item;
 
 -- name: open_runs
--- The sessions of a trigger that are not over.
-SELECT * FROM sessions WHERE trigger = :trigger AND trigger <> '' AND ended_at IS NULL AND started_at > 0
-ORDER BY started_at, session;
+-- The sessions of a trigger that are not over. A plain `started_at` would walk those that are, in their order.
+SELECT * FROM sessions WHERE trigger = :trigger AND trigger <> '' AND ended_at IS NULL AND +started_at > 0
+ORDER BY +started_at, session;
 
 -- name: open_tasks
--- The sessions of an agent that something triggered and that are not over.
-SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NULL AND started_at > 0
-ORDER BY started_at, session;
+-- The sessions of an agent that something triggered and that are not over, as the open runs of a trigger.
+SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NULL AND +started_at > 0
+ORDER BY +started_at, session;
 
 -- name: untold_ends
 -- Unattended sessions that ended badly and were not reported yet.
@@ -374,9 +393,9 @@ WHERE queued_at >= :since AND (about LIKE 'outage:%' OR about LIKE 'outage_over:
 SELECT version, facts FROM events WHERE key = :key AND kind = 'run_started';
 
 -- name: open_of
--- The sessions of one agent that are not over, the newest first.
-SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NULL AND started_at > 0
-ORDER BY started_at DESC, session DESC LIMIT :limit;
+-- The sessions of one agent that are not over, the newest first, as the open runs of a trigger.
+SELECT * FROM sessions WHERE agent = :agent AND ended_at IS NULL AND +started_at > 0
+ORDER BY +started_at DESC, session DESC LIMIT :limit;
 
 -- name: ended_of
 -- The sessions of one agent that are over, the newest first.
@@ -385,8 +404,8 @@ ORDER BY ended_at DESC, session DESC LIMIT :limit;
 
 -- name: open_children
 -- The sub-sessions of a session that are not over.
-SELECT * FROM sessions WHERE parent = :session AND parent <> '' AND ended_at IS NULL AND started_at > 0
-ORDER BY started_at, session;
+SELECT * FROM sessions WHERE parent = :session AND parent <> '' AND ended_at IS NULL AND +started_at > 0
+ORDER BY +started_at, session;
 
 -- name: task_costs
 -- What an agent's newest tasks cost that are over.

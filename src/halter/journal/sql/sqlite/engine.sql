@@ -45,19 +45,20 @@ WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at I
 RETURNING session, generation;
 
 -- name: rooms
--- How many more tasks of each agent may be awake: those that are owned count, and those that are on offer.
+-- How many more tasks of each agent may be awake: those that are owned count, and those that are on offer. A plain
+-- `agent` would have all of its sessions walked, here and in the offers below.
 SELECT a.value, m.value - (
-    SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND s.agent = a.value AND s.kind <> 'autonomous'
+    SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND +s.agent = a.value AND s.kind <> 'autonomous'
 ) - (
-    SELECT COUNT(*) FROM tickets t JOIN sessions s ON s.session = t.session AND s.generation = t.generation
-    WHERE s.owner = '' AND s.agent = a.value AND s.kind <> 'autonomous'
+    SELECT COUNT(*) FROM tickets t CROSS JOIN sessions s ON s.session = t.session AND s.generation = t.generation
+    WHERE s.owner = '' AND +s.agent = a.value AND s.kind <> 'autonomous'
 ) FROM json_each(:agents) a JOIN json_each(:most) m ON m.key = a.key;
 
 -- name: offer_orphans
 -- Sessions whose owner's lease ran out and that are not on offer.
 SELECT s.session, s.generation, s.agent FROM sessions s JOIN workers w ON s.owner = w.worker
 WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format
-    AND s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND +s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
     AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
 LIMIT :limit;
 
@@ -65,8 +66,8 @@ LIMIT :limit;
 -- Sessions without an owner whose time has come and that are not on offer, the longest due first.
 SELECT s.session, s.generation, s.agent FROM sessions s
 WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
-    AND (s.kind = 'autonomous' AND s.agent IN (SELECT value FROM json_each(:limited))
-         OR s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
+    AND (s.kind = 'autonomous' AND +s.agent IN (SELECT value FROM json_each(:limited))
+         OR +s.agent IN (SELECT value FROM json_each(:agents)) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
     AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.session = s.session AND t.generation = s.generation)
 ORDER BY s.due_at LIMIT :limit;
 
@@ -195,8 +196,8 @@ SELECT EXISTS (SELECT 1 FROM blobs WHERE digest = :digest);
 SELECT data FROM blobs WHERE digest = :digest;
 
 -- name: grown
--- Which streams other processes have made longer.
-SELECT stream, MAX(seq) AS head, MAX(position) AS position FROM events WHERE position > :position GROUP BY stream;
+-- Which streams other processes have made longer. A plain `stream` would have all events walked in its order.
+SELECT stream, MAX(seq) AS head, MAX(position) AS position FROM events WHERE position > :position GROUP BY +stream;
 
 -- name: hide_document
 -- A document is gone, even if some of its chunks are left.
