@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,32 @@ async def test_the_name_of_who_did_it_stands_in_the_journal(office: Office, deed
     ]
     assert any(b'"bea"' in stored.facts for stored in written)
     assert not any(b'"ann"' in stored.facts for stored in written)
+
+
+async def test_a_cap_is_raised_also_on_a_day_on_which_nothing_was_spent_yet(office: Office) -> None:
+    """Just after midnight only yesterday's window has a row."""
+    await office.ground.sleep(DAY)
+    today = window_at("day", office.ground.now())
+    assert today != office.day
+    desk = office.desk()
+    for cap, window in ((30, ""), (31, today)):
+        raised = await money.set_cap(desk, "raise", "fleet", str(cap), window)
+        assert (raised.window, raised.cap_usd) == (today, Decimal(cap))
+    assert (await money.set_cap(desk, "raise", "agent:mine", "9")).window == today
+
+
+async def test_a_cap_by_the_hour_and_by_the_day_is_named_by_the_windows_of_now(office: Office) -> None:
+    office.scribe.legs = lambda *_: (Leg("agent:mine", window_at("hour", office.ground.now()), "usd", 90_000, 1_000),)
+    await office.scribe.hold("mine-1", "hourly", 1_000)
+    await office.scribe.settle("mine-1", "hourly", 700)
+    await office.ground.sleep(DAY)
+    now = office.ground.now()
+    today, hour = window_at("day", now), window_at("hour", now)
+    with pytest.raises(NotDone, match=f"these windows: {today}, {hour}. Name one of them"):
+        await money.set_cap(office.desk(), "raise", "agent:mine", "9")
+    with pytest.raises(NotDone, match=f"these windows: {today}, {hour}. Name one of them"):
+        await money.set_cap(office.desk(), "raise", "agent:mine", "9", "day/2020-01-01")
+    assert (await money.set_cap(office.desk(), "raise", "agent:mine", "9", hour)).window == hour
 
 
 FOR_ALL: dict[str, Callable[[Desk], Awaitable[Any]]] = {

@@ -14,10 +14,10 @@ from halter.config.policy import (
     merge_with_policy,
     parse_stored_fleet,
 )
-from halter.core.clock import DAY, window_at, window_end
+from halter.core.clock import DAY, window_after, window_at, window_end
 from halter.core.errors import NotDone
 from halter.core.events import CapChanged, FleetPolicyAdopted
-from halter.core.ids import StreamId, session_of
+from halter.core.ids import FLEET, StreamId, session_of
 from halter.core.money import (
     DOLLAR,
     MINUTE_WINDOW,
@@ -229,19 +229,21 @@ def _refuse_no_window(window: str) -> None:
 
 
 def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
+    """The budget that is meant. A window in which nothing was spent yet has no row: it is one that was, later."""
     known = [row for row in rows if row.scope == scope and row.unit == "usd"]
     found = [row for row in known if (row.window == window if window else is_current(row, now))]
     if len(found) == 1:
         return found[0]
-    if not known and window:
+    if window and (not known or is_current(BudgetRow(scope, window, "usd"), now)):
         return BudgetRow(scope, window, "usd")
-    if not known and scope == "fleet":
-        return BudgetRow(scope, window_at("day", now), "usd")
-    if not known:
+    if not known and scope != FLEET:
         scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
         raise NotDone(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.", "missing")
-    windows = ", ".join(row.window or "(no window)" for row in known)
-    return wrong(f"{scope} has these windows: {windows}. Name one of them with --window.")
+    windows = {row.window and window_after(row.window, now) for row in known} or {window_at("day", now)}
+    if not found and len(windows) == 1:
+        return BudgetRow(scope, windows.pop(), "usd")
+    named = ", ".join(sorted(each or "(no window)" for each in windows))
+    return wrong(f"{scope} has these windows: {named}. Name one of them with --window.")
 
 
 def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
