@@ -10,7 +10,6 @@ from halter.core.events import RuleEnded, RuleMade
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Write
 from halter.core.rows import RuleRow
-from halter.core.tools import Valid
 from halter.guard.approvals import (
     AnyCondition,
     EachArgument,
@@ -18,13 +17,13 @@ from halter.guard.approvals import (
     RuleMatcher,
     SameArguments,
     encode_matcher,
-    rules_of,
+    make_equals_condition,
+    read_rules,
 )
-from halter.guard.halts import cancel, halt, halts_of, read_halts, resume
+from halter.guard.halts import cancel, halt, read_halts, resume
 from halter.journal.store import JournalStore
 
 ODD = ("agent:it's", 'agent:"quoted"', "agent:back\\slash", "agent:ä ü 雪", "agent:%", "agent:[1, 2]", "agent:")
-INK = Valid({"item": "ink"}, b'{"item":"ink"}')
 INK_DIGEST = "44a6844ad8cec7ea29252af978bb51a52dd840d8f56e3a6510d00be62d866521"
 
 
@@ -38,15 +37,15 @@ async def test_halts_are_found_by_their_scopes(store: JournalStore) -> None:
         FLEET: (1, "why"),
         "agent:desk": (0, ""),
     }
-    assert [row.cancels for row in await store.ask(halts_of(["session:old"]))] == [1]
-    assert not await store.ask(halts_of([]))
+    assert [row.cancels for row in (await read_halts(store, ["session:old"])).values()] == [1]
+    assert not await read_halts(store, [])
 
 
 @pytest.mark.parametrize("scope", ODD)
 async def test_a_halt_is_found_whatever_its_scope_is_called(store: JournalStore, scope: str) -> None:
     await store.commit(halt(scope, "ada", "a"))
     await store.commit(halt("agent:other", "ada", "b"))
-    assert [row.scope for row in await store.ask(halts_of([scope, "fleet"]))] == [scope]
+    assert [*await read_halts(store, [scope, "fleet"])] == [scope]
 
 
 async def test_halts_of_thousands_of_scopes_are_asked_for_at_once(store: JournalStore) -> None:
@@ -71,7 +70,7 @@ async def agrees(store: JournalStore, rule: str, tool: str, owner: str, matcher:
 
 
 async def found_rules(store: JournalStore, session: str = "s") -> Sequence[str]:
-    rows = await store.ask(rules_of("order", INK, session, "desk", await store.now()))
+    rows = await read_rules(store, "order", INK_DIGEST, session, "desk", await store.now())
     return [row.rule for row in rows]
 
 
@@ -88,9 +87,18 @@ async def test_rules_are_found_by_tool_owner_and_arguments(store: JournalStore) 
         ("7-words", "order", "desk", LegacyWords("item", ("ink",))),
     ):
         await agrees(store, rule, tool, owner, matcher)
+    long = EachArgument(tuple(make_equals_condition(f"key-{number}", "雪" * 200) for number in range(50)))
+    await agrees(store, "7-long", "order", "desk", long)
     await agrees(store, "8-expired", "order", "desk", anything, lasts=-1)
     await agrees(store, "9-ended", "order", "desk", anything)
     ended = RuleEnded(rule="9-ended", by="ada")
     await store.commit(Write(FLEET, "end", lambda _: [Draft(ended)], [(RuleRow, "9-ended")]))
-    assert await found_rules(store) == ["1-agent", "2-session", "3-fleet", "4-same", "7-words"]
-    assert await found_rules(store, "another") == ["1-agent", "3-fleet", "4-same", "7-other-session", "7-words"]
+    assert await found_rules(store) == ["1-agent", "2-session", "3-fleet", "4-same", "7-long", "7-words"]
+    assert await found_rules(store, "another") == [
+        "1-agent",
+        "3-fleet",
+        "4-same",
+        "7-long",
+        "7-other-session",
+        "7-words",
+    ]

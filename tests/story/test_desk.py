@@ -289,6 +289,23 @@ async def test_a_cap_is_raised_also_on_a_day_on_which_nothing_was_spent_yet(offi
     assert (await money.set_cap(desk, "raise", "agent:mine", "9")).window == today
 
 
+async def test_a_raise_on_a_new_day_is_none_if_more_is_configured(office: Office) -> None:
+    await money.set_cap(office.desk(), "raise", "agent:mine", "7")
+    await office.ground.sleep(DAY)
+    with pytest.raises(NotDone, match=r"The cap of fleet is \$0.20 now: that would not raise it"):
+        await money.set_cap(office.desk(), "raise", "fleet", "0.1")
+    # What a person said of yesterday is no word on today.
+    assert (await money.set_cap(office.desk(), "raise", "agent:mine", "5")).cap_usd == Decimal(5)
+
+
+async def test_a_window_that_is_not_counted_gets_no_cap(office: Office) -> None:
+    now = office.ground.now()
+    for window in (window_at("hour", now), window_at("day", now, "Europe/Berlin"), "day/2062-01-01", "day/1999-01-01"):
+        for scope in ("fleet", "session:mine-1"):
+            with pytest.raises(NotDone, match="Name one of them"):
+                await money.set_cap(office.desk(), "raise", scope, "30", window)
+
+
 async def test_a_cap_by_the_hour_and_by_the_day_is_named_by_the_windows_of_now(office: Office) -> None:
     office.scribe.legs = lambda *_: (Leg("agent:mine", window_at("hour", office.ground.now()), "usd", 90_000, 1_000),)
     await office.scribe.hold("mine-1", "hourly", 1_000)

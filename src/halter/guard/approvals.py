@@ -263,14 +263,11 @@ def encode_matcher(matcher: RuleMatcher) -> str:
     return msgspec.json.encode(matcher).decode()
 
 
-def rules_of(tool: str, arguments: Valid, session: str, agent: str, now: int) -> Query[RuleRow]:
-    """Ask for the rules that may agree to a call."""
-    same = encode_matcher(_match_exactly(arguments))
-    return Query("rules_of", RuleRow, {"tool": tool, "session": session, "agent": agent, "now": now, "same": same})
-
-
-def _match_exactly(arguments: Valid) -> SameArguments:
-    return SameArguments(sha256(arguments.canonical).hexdigest())
+async def read_rules(store: Store, tool: str, same: str, session: str, agent: str, now: int) -> Sequence[RuleRow]:
+    """The rules that may agree to a call; `same` is the digest of its arguments."""
+    exactly = encode_matcher(SameArguments(same))
+    params = {"tool": tool, "session": session, "agent": agent, "now": now, "same": exactly}
+    return await store.ask(Query("rules_of", RuleRow, params))
 
 
 def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
@@ -278,8 +275,8 @@ def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: 
     if rule.tool != spec.name or rule.owner != owner or not rule.made_at <= now < rule.expires_at:
         return False
     match rule.matcher:
-        case SameArguments():
-            return rule.matcher == _match_exactly(arguments)
+        case SameArguments(expected):
+            return sha256(arguments.canonical).hexdigest() == expected
         case EachArgument(conditions):
             return _all_conditions_match(conditions, arguments.canonical)
         case LegacyWords() | LegacyFolder() | LegacyHost():

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -34,15 +35,10 @@ def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     return halt(f"session:{session}", by, key, reason, cancels=True)
 
 
-def halts_of(scopes: Iterable[str]) -> Query[HaltRow]:
-    """Ask what is or was halted of some scopes; the answer is as long as what they are, not as what ever was."""
-    named = msgspec.json.encode([*dict.fromkeys(map(clean, scopes))]).decode()
-    return Query("halts_of", HaltRow, {"scopes": named})
-
-
 async def read_halts(store: Store, scopes: Iterable[str]) -> Mapping[str, HaltRow]:
-    """What is or was halted of some scopes."""
-    return {row.scope: row for row in await store.ask(halts_of(scopes))}
+    """What is or was halted of some scopes: as much as they are, whatever else ever was."""
+    named = msgspec.json.encode([*dict.fromkeys(map(clean, scopes))]).decode()
+    return {row.scope: row for row in await store.ask(Query("halts_of", HaltRow, {"scopes": named}))}
 
 
 async def compute_ramp(store: Store, scope: str) -> int:
@@ -206,8 +202,10 @@ class HaltWatch:
         self._arm(loop, min(deadlines, default=self._poll_at))
 
     async def _poll(self) -> None:
-        halted = await self._halted({scope for flight in self.flights for scope in flight.scopes})
-        if halted:
+        """Stop what is halted; an unavailable store is polled again at the next interval."""
+        with suppress(StoreUnavailable):
+            halts = await read_halts(self._store, {scope for flight in self.flights for scope in flight.scopes})
+            halted = {scope for scope, row in halts.items() if row.halted}
             hits = {flight: halted.intersection(flight.scopes) for flight in self.flights}
             self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
 
@@ -225,21 +223,14 @@ class HaltWatch:
                 flight.task.cancel()
         return stopping
 
-    async def now(self, scopes: Iterable[str]) -> str | None:
-        return min(await self._halted(scopes), default=None)
+    async def find(self, scopes: Sequence[str]) -> HaltRow | None:
+        """The first of these scopes that is halted."""
+        halts = await read_halts(self._store, scopes)
+        return next((halts[scope] for scope in scopes if scope in halts and halts[scope].halted), None)
 
     async def rows(self, scopes: Iterable[str]) -> Rows:
         """The halts of some scopes, for a decision that reads no other rows."""
-        halts = await read_halts(self._store, scopes)
-        return _HaltRows(self._clock.now(), halts)
-
-    async def _halted(self, scopes: Iterable[str]) -> frozenset[str]:
-        """Which of the scopes are halted; an unavailable store is polled again at the next interval."""
-        try:
-            rows = await self._store.ask(halts_of(scopes))
-        except StoreUnavailable:
-            return frozenset()
-        return frozenset(row.scope for row in rows if row.halted)
+        return _HaltRows(self._clock.now(), await read_halts(self._store, scopes))
 
 
 class _HaltRows(msgspec.Struct, frozen=True):

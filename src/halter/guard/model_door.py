@@ -24,6 +24,7 @@ from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
 from halter.core.money import LARGEST_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
+from halter.core.rows import HaltRow
 from halter.core.tools import Permit
 from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, UnpricedFeature, Usage
 from halter.core.vocabulary import Outcome, Purpose
@@ -294,9 +295,8 @@ class ModelDoor:
             if voice is not None:
                 voice.finish(whole=isinstance(answer, AnsweredRequest))
 
-    async def halted(self, scopes: Sequence[str]) -> str | None:
-        """The first of these scopes that is halted."""
-        return await self._halts.now(scopes)
+    async def halted(self, scopes: Sequence[str]) -> HaltRow | None:
+        return await self._halts.find(scopes)
 
     def _open_stream(self, flying: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
         """Stream the answer to a listener, who always receives its end."""

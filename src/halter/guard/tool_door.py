@@ -42,7 +42,7 @@ from halter.core.tools import (
     find_secret_names,
 )
 from halter.core.vocabulary import Outcome
-from halter.guard.approvals import Question, ask_question, rules_of
+from halter.guard.approvals import Question, ask_question, read_rules
 from halter.guard.brake import SessionBrake
 from halter.guard.halts import (
     LONGEST_ERROR,
@@ -51,7 +51,6 @@ from halter.guard.halts import (
     StillHeld,
     Stopped,
     find_outcome,
-    halts_of,
     read_cancelled_effect,
     run_shielded,
 )
@@ -461,16 +460,16 @@ class ToolDoor:
         return next(iter(await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))), None)
 
     async def halted(self, standing: SessionContext) -> HaltRow | None:
-        rows = {row.scope: row for row in await self._store.ask(halts_of(standing.scopes)) if row.halted}
-        return next((rows[scope] for scope in standing.scopes if scope in rows), None) if rows else None
+        return await self._halts.find(standing.scopes)
 
     async def again(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
         """Repeat a call whose intent is committed and whose answer was lost in a crash: only where that is harmless."""
-        halted = await self._halts.now(act.scopes)
+        halted = await self._halts.find(act.scopes)
         if halted is not None:
             # What only looks has done nothing that matters; what writes may have, before the crash.
             outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
-            return await self._settle(lease, flight, self._failed(outcome, f"{halted} was halted."), self._clock.now())
+            failed = self._failed(outcome, f"{halted.scope} was halted.")
+            return await self._settle(lease, flight, failed, self._clock.now())
         return await self._act(lease, flight, act)
 
     async def happened(self, flight: InFlight, act: ToolAction) -> EffectStatus:
@@ -490,9 +489,9 @@ class ToolDoor:
             cost = tool.spec.cost
             usd = (await self._ledger.forecast(tool.spec.name)).bound if cost == "learned" else cost
         prepared = prepare_call(standing, call, tool, now, usd)
-        if prepared.asked.approval is None or prepared.arguments is None:
+        if (need := prepared.asked.approval) is None:
             return prepared
-        rules = await self._store.ask(rules_of(call.tool, prepared.arguments, standing.session, standing.agent, now))
+        rules = await read_rules(self._store, call.tool, need.same, standing.session, standing.agent, now)
         return prepare_call(standing, call, tool, now, usd, rules) if rules else prepared
 
     async def _waits(self, asked: DecisionRow, standing: SessionContext) -> bool:

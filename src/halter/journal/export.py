@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from halter.core.events import SessionStarted
-from halter.core.ids import Digest, StreamId, inbox_stream, session_stream
+from halter.core.ids import Digest, inbox_stream, session_stream
 from halter.core.ports import Stored
 from halter.journal.apply import CHAIN_START
 from halter.journal.engine import StoreView, read_meta_values, read_store_id
@@ -65,22 +65,9 @@ class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", 
     def stored(self) -> Stored:
         """Decode the event. Raises ValueError for malformed digests."""
         facts = self.facts.encode()
-        return Stored(
-            stream=StreamId(self.stream),
-            seq=self.seq,
-            kind=self.kind,
-            version=self.version,
-            at=self.at,
-            generation=self.generation,
-            key=self.key,
-            blob=None if self.blob is None else Digest(self.blob),
-            facts=facts,
-            body=self.body,
-            salt=self.salt,
-            digest=bytes.fromhex(self.digest),
-            hash=bytes.fromhex(self.hash),
-            event=decode_damaged_facts(self.kind, self.version, facts),
-        )
+        decoded = {"facts": facts, "digest": bytes.fromhex(self.digest), "hash": bytes.fromhex(self.hash)}
+        event = decode_damaged_facts(self.kind, self.version, facts)
+        return Stored(**{**msgspec.structs.asdict(self), **decoded}, event=event)
 
 
 ExportLine = ExportHeader | ExportedReceipt | ExportedBlob | ExportedEvent
@@ -115,21 +102,9 @@ def export_sessions(
 
 def to_exported_event(stored: Stored) -> ExportedEvent:
     """Encode an event; facts that are not text were damaged, which their hash reveals."""
-    return ExportedEvent(
-        stream=stored.stream,
-        seq=stored.seq,
-        kind=stored.kind,
-        version=stored.version,
-        at=stored.at,
-        generation=stored.generation,
-        key=stored.key,
-        facts=stored.facts.decode("utf-8", "replace"),
-        digest=stored.digest.hex(),
-        hash=stored.hash.hex(),
-        blob=stored.blob,
-        body=stored.body,
-        salt=stored.salt,
-    )
+    fields = {name: getattr(stored, name) for name in ExportedEvent.__struct_fields__}
+    facts = stored.facts.decode("utf-8", "replace")
+    return ExportedEvent(**{**fields, "facts": facts, "digest": stored.digest.hex(), "hash": stored.hash.hex()})
 
 
 def list_blobs_of_event(stored: Stored) -> Iterator[str]:

@@ -381,7 +381,7 @@ class MemoryEngine:
         if name in WHOLE_TABLE_QUERIES:
             return [self._rows[key] for key in sorted(self._tables[WHOLE_TABLE_QUERIES[name]], key=lock_order)]
         if name == "halts_of":
-            rows = [self._rows.get((HaltRow, scope)) for scope in msgspec.json.decode(params["scopes"])]
+            rows = [self._rows.get((HaltRow, scope)) for scope in sorted(msgspec.json.decode(params["scopes"]))]
             return [row for row in rows if row is not None]
         if name not in QUERIES_BY_KEY:
             return None

@@ -48,18 +48,9 @@ from halter.loop.decide import (
 )
 from halter.loop.history import SessionHistory, call_id, parse_attempt
 from halter.loop.prompt import ContextWindow, LoopSettings, ReadFacts, ReadVolatile, build_prompt, build_stable_prefix
-from halter.loop.session_runtime import CapListener, SessionRuntime, find_last_words, ignore_cap
+from halter.loop.session_runtime import CapListener, SessionRuntime, find_last_words, ignore
 from halter.redaction.redact import mask_message
 from halter.state.session import replay
-
-
-def _ignore_words(_: str, __: int) -> None: ...
-
-
-def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
-
-
-def _ignore(_: object) -> None: ...
 
 
 class LoopObserver(msgspec.Struct, frozen=True):
@@ -69,11 +60,11 @@ class LoopObserver(msgspec.Struct, frozen=True):
     """
 
     listen: Callable[[StreamChunk], None] | None = None
-    said: Callable[[str, int], None] = _ignore_words
-    did: Callable[[ToolCall, Answer], None] = _ignore_answer
-    warned: Callable[[str], None] = _ignore
-    capped: CapListener = ignore_cap
-    acts: Callable[[Sequence[ToolCall]], None] = _ignore
+    said: Callable[[str, int], None] = ignore
+    did: Callable[[ToolCall, Answer], None] = ignore
+    warned: Callable[[str], None] = ignore
+    capped: CapListener = ignore
+    acts: Callable[[Sequence[ToolCall]], None] = ignore
 
 
 class LiveContext(msgspec.Struct, frozen=True):
@@ -143,7 +134,7 @@ class TurnLoop:
         streams = thinking.mind.streaming if thinking.mind.streaming is not None else self.rules.kind == "chat"
         self._listen = watching.listen if streams else None
         # No callback receives outcomes. Otherwise these must be durable first.
-        self._away = watching.said is _ignore_words and watching.did is _ignore_answer
+        self._away = watching.said is ignore and watching.did is ignore
         self._names = thinking.names
         self._offered = thinking.offered
         self._session = running.lease.session

@@ -168,7 +168,7 @@ CapListener = Callable[[ev.CostCapReached, int], None]
 """Called with the cap of a window that a session has come to, and with the end of that window."""
 
 
-def ignore_cap(_: ev.CostCapReached, __: int) -> None: ...
+def ignore(*_: object) -> None: ...
 
 
 def _ignore_trouble() -> None: ...
@@ -258,7 +258,7 @@ class SessionRuntime:
         self._rests = 0
         self.troubled: Callable[[], None] = _ignore_trouble
         """Called when no model answers the session, and when one does again."""
-        self.capped: CapListener = ignore_cap
+        self.capped: CapListener = ignore
         """Called before the session sleeps until the window of a cap is over."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
         self.notes: StepNotes = _LoneNotes()

@@ -1,6 +1,7 @@
 """Budgets, caps and the policy of the store."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -229,21 +230,37 @@ def _refuse_no_window(window: str) -> None:
 
 
 def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
-    """The budget that is meant. A window in which nothing was spent yet has no row: it is one that was, later."""
     known = [row for row in rows if row.scope == scope and row.unit == "usd"]
     found = [row for row in known if (row.window == window if window else is_current(row, now))]
     if len(found) == 1:
         return found[0]
-    if window and (not known or is_current(BudgetRow(scope, window, "usd"), now)):
+    if not known and window:
         return BudgetRow(scope, window, "usd")
-    if not known and scope != FLEET:
+    if not known and scope == FLEET:
+        return BudgetRow(scope, window_at("day", now), "usd")
+    if not known:
         scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
         raise NotDone(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.", "missing")
-    windows = {row.window and window_after(row.window, now) for row in known} or {window_at("day", now)}
-    if not found and len(windows) == 1:
-        return BudgetRow(scope, windows.pop(), "usd")
-    named = ", ".join(sorted(each or "(no window)" for each in windows))
-    return wrong(f"{scope} has these windows: {named}. Name one of them with --window.")
+    current = _find_current_windows(known, now)
+    if not found and (window in current or (not window and len(current) == 1)):
+        return current[window or next(iter(current))]
+    windows = ", ".join(each or "(no window)" for each in sorted(current))
+    return wrong(f"{scope} has these windows: {windows}. Name one of them with --window.")
+
+
+def _find_current_windows(known: Sequence[BudgetRow], now: int) -> Mapping[str, BudgetRow]:
+    """The windows of now that follow on those of a scope, with what is configured for them.
+
+    One in which nothing was spent yet has no row of its own. A person's word held for a window that is over.
+    """
+    found: dict[str, BudgetRow] = {}
+    for row in sorted(known, key=attrgetter("cap_at")):
+        window = row.window and window_after(row.window, now)
+        if not row.cap_by:
+            found[window] = BudgetRow(row.scope, window, "usd", row.cap, row.cap_at)
+        elif window not in found:
+            found[window] = BudgetRow(row.scope, window, "usd")
+    return found
 
 
 def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:

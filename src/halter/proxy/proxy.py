@@ -256,7 +256,7 @@ class Proxy:
         dialect = asked.route.dialect.name
         halted = await self._door.halted((f"agent:{asked.terms.policy.name}", "fleet"))
         if halted is not None:
-            await client.refuse(dialect, Refusal("halted", f"Halter: {halted} is halted."))
+            await client.refuse(dialect, Refusal("halted", f"Halter: {halted.scope} is halted."))
             return
         exchange = self._exchange(asked, client)
         try:

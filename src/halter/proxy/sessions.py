@@ -24,7 +24,7 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
-from halter.guard.halts import halts_of
+from halter.guard.halts import read_halts
 from halter.guard.ledger import Ledger
 from halter.guard.prepare import SessionContext
 from halter.proxy.keys import VirtualKey
@@ -200,8 +200,8 @@ class ProxiedSessions:
             await self._store.commit(lifecycle.end_session(session.lease, state, reason))
 
     async def _halt_of(self, session: ProxiedSession) -> HaltRow | None:
-        rows = await self._store.ask(halts_of([session_stream(session.id)]))
-        return next((row for row in rows if row.halted), None)
+        halts = await read_halts(self._store, [session_stream(session.id)])
+        return next((row for row in halts.values() if row.halted), None)
 
     async def _find_end(self, session: ProxiedSession) -> tuple[State, TerminalReason]:
         own = await self._halt_of(session)

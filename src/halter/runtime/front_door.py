@@ -51,7 +51,7 @@ from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Scrip
 from halter.front_door.schedule_text import Unclear
 from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
-from halter.guard.halts import halts_of
+from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener
@@ -260,7 +260,7 @@ async def describe_status(context: AgentContext, session: str) -> str:
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
     switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
     scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
-    halted = [row for row in await store.ask(halts_of(scopes)) if row.halted]
+    halted = [row for row in (await read_halts(store, scopes)).values() if row.halted]
     on = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
     lines = [f"{name} {on}. {format_count(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
     lines += [f"{halt.scope} is halted, by {halt.by}." for halt in halted]

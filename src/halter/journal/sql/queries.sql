@@ -215,15 +215,15 @@ SELECT * FROM rules ORDER BY rule;
 
 -- name: rules_of
 -- The rules that may agree to a call of a tool, for its session, its agent or every agent: those for its arguments, and
--- around the many that agree to the same arguments alone.
+-- around the many that agree to the same arguments alone. Of these the first hundred characters are all.
 SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
-    AND matcher = :same
+    AND substr(matcher, 1, 100) = :same
 UNION ALL
 SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
-    AND matcher < '{"by":"same",'
+    AND substr(matcher, 1, 100) < '{"by":"same",'
 UNION ALL
 SELECT * FROM rules WHERE tool = :tool AND owner IN (:session, :agent, '') AND ended_at IS NULL AND expires_at > :now
-    AND matcher >= '{"by":"same"-'
+    AND substr(matcher, 1, 100) >= '{"by":"same"-'
 ORDER BY rule;
 
 -- name: all_pins
