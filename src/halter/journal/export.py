@@ -11,7 +11,7 @@ Facts are the exact text that was hashed. Bodies and salts are base64, hashes he
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -65,9 +65,9 @@ class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", 
     def stored(self) -> Stored:
         """Decode the event. Raises ValueError for malformed digests."""
         facts = self.facts.encode()
-        decoded = {"facts": facts, "digest": bytes.fromhex(self.digest), "hash": bytes.fromhex(self.hash)}
-        event = decode_damaged_facts(self.kind, self.version, facts)
-        return Stored(**{**msgspec.structs.asdict(self), **decoded}, event=event)
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        fields |= {"facts": facts, "digest": bytes.fromhex(self.digest), "hash": bytes.fromhex(self.hash)}
+        return Stored(**fields, event=decode_damaged_facts(self.kind, self.version, facts))
 
 
 ExportLine = ExportHeader | ExportedReceipt | ExportedBlob | ExportedEvent
@@ -102,9 +102,10 @@ def export_sessions(
 
 def to_exported_event(stored: Stored) -> ExportedEvent:
     """Encode an event; facts that are not text were damaged, which their hash reveals."""
-    fields = {name: getattr(stored, name) for name in ExportedEvent.__struct_fields__}
-    facts = stored.facts.decode("utf-8", "replace")
-    return ExportedEvent(**{**fields, "facts": facts, "digest": stored.digest.hex(), "hash": stored.hash.hex()})
+    fields: dict[str, Any] = {name: getattr(stored, name) for name in ExportedEvent.__struct_fields__}
+    fields["facts"] = stored.facts.decode("utf-8", "replace")
+    fields |= {"digest": stored.digest.hex(), "hash": stored.hash.hex()}
+    return ExportedEvent(**fields)
 
 
 def list_blobs_of_event(stored: Stored) -> Iterator[str]:
