@@ -119,6 +119,7 @@ class _Server:
         store = opened(database.url)
         await asleep(store, agent, dict.fromkeys(range(self._crowd), moment(8 + self._crowd / 2000)))
         await store.close()
+        database.vacuum()
         with workers(self._home, [steps], database, together) as running:
             await _warm(database, self._crowd + together * DEFAULT_CONCURRENCY)
             connections = database.connections()
@@ -157,6 +158,7 @@ class _Server:
             ("a sleeper: log written", "bytes"): (after["wal"] - before["wal"]) / self._sleepers,
             ("a sleeper: rows", "rows"): sum(rows.values()) / self._sleepers,
         }
+        database.vacuum()
         first = moment(40)
         dues = {self._sleepers + place: first + place * SECOND // RATE for place in range(self._wakes)}
         await asleep(store, agent, dues)

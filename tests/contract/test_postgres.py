@@ -1,8 +1,10 @@
 """What holds for PostgreSQL beyond what every store promises: how processes meet in it."""
 
 import asyncio
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import psycopg
@@ -19,17 +21,20 @@ from halter.core.rows import HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
 from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
-from halter.journal.engine import Engine, StoreView, load_queries, to_psycopg_parameters
+from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
 from halter.journal.postgres import (
     BIGINT,
     MOST_STREAMS_HINTED,
     NOTIFICATION_BYTES,
+    TABLES,
     TEXT,
+    BytesColumn,
     IntegerColumn,
     PostgresEngine,
     TextColumn,
     format_hints,
+    make_batch_statements,
     make_named_statement,
     register_dumpers,
 )
@@ -85,7 +90,7 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
     holding = asyncio.create_task(one.commit(Write(ONE, "hold", hold, reads)))
     await asyncio.to_thread(locked.wait, 60)
     settling = asyncio.create_task(other.commit(Write(ONE, "settle", settle, reads)))
-    await asyncio.to_thread(somebody_waits, postgres_schema_url, "JOIN streams")
+    await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM streams own")
     go_on.set()
     await holding
     await settling
@@ -215,7 +220,7 @@ async def test_nothing_that_is_written_meanwhile_is_lost_in_a_rebuild(postgres_s
     rebuilding = asyncio.create_task(one.replace(make))
     await asyncio.to_thread(made.wait, 60)
     writing = asyncio.create_task(other.commit(holding("second")))
-    await asyncio.to_thread(somebody_waits, postgres_schema_url, "JOIN streams", writing.done)
+    await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM streams own", writing.done)
     go_on.set()
     await rebuilding
     await writing
@@ -305,25 +310,90 @@ async def test_a_claim_renews_a_lease_that_is_half_over(postgres_schema_url: str
     await store.close()
 
 
+PARAMETERS = dict.fromkeys(
+    ("now", "format", "limit", "lease", "generation", "after", "at", "before", "through"), ("bigint", BIGINT, "1")
+) | {
+    **dict.fromkeys(("agents", "limited", "sessions", "keys", "digests"), ("text[]", TextColumn.OID, "'{desk}'")),
+    **dict.fromkeys(("most", "generations"), ("bigint[]", IntegerColumn.OID, "'{1}'")),
+    "data": ("bytea[]", BytesColumn.OID, "'{}'"),
+}
+"""Types and values of the parameters that are no text."""
+COUNTED = pytest.mark.parametrize("counted", [False, True], ids=["tables are new", "few rows were counted"])
+ARRAYS = {TextColumn.OID: "text[]", IntegerColumn.OID: "bigint[]", BytesColumn.OID: "bytea[]"}
+Explain = Callable[[bytes, Sequence[str], Sequence[str]], list[str]]
+"""Returns the plan of a statement with parameters of these types and values."""
+
+
+@contextmanager
+def open_planner(url: str, *, counted: bool) -> Iterator[Explain]:
+    """Explain statements as an engine's writer would run them, on tables that are empty."""
+    PostgresEngine(url, new_id=SortableIds(CLOCK.now).new).close()
+    ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
+    with psycopg.connect(url.partition("?")[0], autocommit=True, prepare_threshold=None) as server:
+        server.execute(f"SET search_path TO {url.rpartition('=')[2]}".encode())
+        if counted:
+            server.execute(
+                f"VACUUM ANALYZE {', '.join(row.TABLE for row in TABLES)}, events, workers, tickets".encode()
+            )
+        server.execute(ready, {"patience": "10s"})
+
+        def explain(statement: bytes, types: Sequence[str], values: Sequence[str]) -> list[str]:
+            server.execute(f"PREPARE looked ({', '.join(types)}) AS ".encode() + statement)
+            plan = server.execute(f"EXPLAIN EXECUTE looked ({', '.join(values)})".encode()).fetchall()
+            server.execute("DEALLOCATE looked")
+            return [line for (line,) in plan]
+
+        yield explain
+
+
+def explain_named(explain: Explain, name: str) -> list[str]:
+    names = dict.fromkeys(PARAMETER.findall(load_queries("postgres/engine.sql")[name]))
+    given = {each: PARAMETERS.get(each, ("text", TEXT, "'one'")) for each in names}
+    types = [(each, oid) for each, (_, oid, _) in given.items()]
+    statement, order = make_named_statement("postgres/engine.sql", name, *types)
+    return explain(statement.sql, [given[each][0] for each in order], [given[each][2] for each in order])
+
+
+def list_whole_reads(plan: list[str]) -> list[str]:
+    """The scans of a table that look up nothing in it."""
+    ends = [*plan, ""]
+    scans = [place for place, line in enumerate(plan) if re.search(r"(Seq|Index|Index Only|Bitmap Heap) Scan", line)]
+    return [plan[place].strip() for place in scans if "Index Cond" not in ends[place + 1]]
+
+
+@COUNTED
 @pytest.mark.parametrize(("name", "index"), [("claim_ready", "sessions_due"), ("offer_orphans", "sessions_owner")])
-async def test_what_may_be_run_is_found_by_its_index_before_the_server_knows_its_tables(
-    postgres_schema_url: str, name: str, index: str
+async def test_what_may_be_run_is_found_by_its_index(
+    postgres_schema_url: str, name: str, index: str, *, counted: bool
 ) -> None:
     """Whatever the planner thinks of the tables: nothing is read whole, and nothing sorted."""
-    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
-    given = {"worker": "'one'", "now": "1", "format": "6", "agents": "'{desk}'", "limit": "16"}
-    types = [("worker", TEXT), ("agents", TextColumn.OID), *((each, BIGINT) for each in ("now", "format", "limit"))]
-    statement, order = make_named_statement("postgres/engine.sql", name, *types)
-    ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
-    with psycopg.connect(postgres_schema_url.partition("?")[0], autocommit=True) as server:
-        server.execute(f"SET search_path TO {postgres_schema_url.rpartition('=')[2]}".encode())
-        server.execute(ready, {"patience": "10s"})
-        server.execute(b"PREPARE looked AS " + statement.sql, prepare=False)
-        looked = f"EXPLAIN EXECUTE looked ({', '.join(given[each] for each in order)})".encode()
-        plan = [row[0] for row in server.execute(looked, prepare=False)]
-    engine.close()
+    with open_planner(postgres_schema_url, counted=counted) as explain:
+        plan = explain_named(explain, name)
     assert any(f"Index Scan using {index}" in line for line in plan), plan
     assert not [line for line in plan if "Seq Scan" in line or "Sort" in line]
+
+
+BY_KEY = """claim_orphans claim_due claim_ready claim_tasks claim_one offer_orphans offer_due offer_tasks rooms
+renew renew_before_claim snapshots release read by_keys use_up"""
+SHORT = re.compile("sessions_owner|workers_pkey|tickets")
+"""What is awake, workers and tickets: there are never many of these."""
+
+
+@COUNTED
+async def test_no_plan_that_the_server_made_while_tables_were_small_reads_them_whole(
+    postgres_schema_url: str, *, counted: bool
+) -> None:
+    """It keeps its plans while they grow. Where a plan begins with a table, each write would read all that there is."""
+    with open_planner(postgres_schema_url, counted=counted) as explain:
+        plans = {name: explain_named(explain, name) for name in BY_KEY.split()}
+        for table in TABLES:
+            made = make_batch_statements(table)
+            for name in ("lock", "update", "delete"):
+                statement: Statement = getattr(made, name)
+                types = [ARRAYS[oid] for oid in statement.types]
+                plans[f"{name} {table.TABLE}"] = explain(statement.sql, types, ["NULL"] * len(types))
+    whole = {name: [line for line in list_whole_reads(plan) if not SHORT.search(line)] for name, plan in plans.items()}
+    assert {name: lines for name, lines in whole.items() if lines} == {}
 
 
 class NoTickets:

@@ -222,16 +222,18 @@ def make_batch_statements(row: type[Row]) -> BatchStatements:
     kinds = tuple(_column_type(field.type) for field in fields)
     names = [f'"{field.name}"' for field in fields]
     key, values = names[: len(row.KEY)], names[len(row.KEY) :]
-    same = " AND ".join(f"kept.{name} = given.{name}" for name in key)
-    kept = ", ".join(f"kept.{name}" for name in names)
-    order = ", ".join(f"kept.{name}" for name in key)
+    # Looked up inside, row by row: a plan that was made while the table was small must not read it whole ever after.
+    same = " AND ".join(f"own.{name} = given.{name}" for name in key)
+    found = f"CROSS JOIN LATERAL (SELECT own.ctid FROM {row.TABLE} own WHERE {same} OFFSET 0) found"
+    kept = ", ".join(f"own.{name}" for name in names)
     changed = ", ".join(f"{name} = given.{name}" for name in values)
     lock = (
-        f"SELECT {kept} FROM {_unnest_parameters(key)} JOIN {row.TABLE} kept ON {same} ORDER BY "
-        f"{order} FOR UPDATE OF kept"
+        f"SELECT kept.* FROM {_unnest_parameters(key)} "
+        f"CROSS JOIN LATERAL (SELECT {kept} FROM {row.TABLE} own WHERE {same} FOR UPDATE) kept"
     )
-    update = f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} WHERE {same}"
-    delete = f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} WHERE {same}"
+    there = f"{found} WHERE kept.ctid = found.ctid"
+    update = f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} {there}"
+    delete = f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} {there}"
     every, keys = tuple(kind.OID for kind in kinds), tuple(kind.OID for kind in kinds[: len(key)])
     return BatchStatements(
         kinds=kinds,
@@ -726,11 +728,11 @@ def _chunk_columns(entries: Sequence[IndexedChunk]) -> dict[str, Any]:
 
 
 def _group_by_table(keys: Iterable[RowKey]) -> list[tuple[type[Row], list[tuple[Any, ...]]]]:
-    """The keys in each table, in the order in which tables are locked."""
+    """The sorted keys in each table, in the order in which tables are locked: so are the rows, one after the other."""
     grouped = defaultdict[type[Row], list[tuple[Any, ...]]](list)
     for key in keys:
         grouped[key[0]].append(key[1:])
-    return sorted(grouped.items(), key=lambda each: _ORDER[each[0]])
+    return [(table, sorted(grouped[table])) for table in sorted(grouped, key=_ORDER.__getitem__)]
 
 
 _ORDER: Final = {table: place for place, table in enumerate(TABLES)}

@@ -8,7 +8,9 @@ SELECT set_config('search_path', quote_ident(:schema), false),
 -- name: ready_to_write
 -- A writer that is stopped in the middle of a transaction must not keep its locks for ever. And it looks rows up by
 -- their keys only, so one plan is good for ever; the planner, which meets the tables while they are empty, must not
--- settle for one that reads them whole, or that sorts all that is due to take the first.
+-- settle for one that reads them whole, or that sorts all that is due to take the first. No setting keeps it from
+-- beginning a join with the table, and not with what is looked up in it, once it has counted the rows of a small one:
+-- hence LATERAL with OFFSET, and ANY.
 SELECT set_config('idle_in_transaction_session_timeout', :patience, false), set_config('lock_timeout', :patience, false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
@@ -69,7 +71,7 @@ WITH orphans AS MATERIALIZED (
     FOR UPDATE OF s SKIP LOCKED FOR SHARE OF w SKIP LOCKED
 )
 UPDATE sessions s SET owner = :worker, generation = s.generation + 1
-FROM orphans WHERE s.session = orphans.session
+WHERE s.session = ANY(ARRAY(SELECT session FROM orphans))
 RETURNING s.session, s.generation;
 
 -- name: claim_due
@@ -84,7 +86,7 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE sessions s SET owner = :worker, generation = s.generation + 1
-FROM due WHERE s.session = due.session
+WHERE s.session = ANY(ARRAY(SELECT session FROM due))
 RETURNING s.session, s.generation;
 
 -- name: claim_ready
@@ -103,7 +105,7 @@ WITH orphans AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE sessions s SET owner = :worker, generation = s.generation + 1
-FROM (SELECT session FROM orphans UNION ALL SELECT session FROM due) AS ready WHERE s.session = ready.session
+WHERE s.session = ANY(ARRAY(SELECT session FROM orphans UNION ALL SELECT session FROM due))
 RETURNING s.session, s.generation;
 
 -- name: claim_tasks
@@ -116,18 +118,19 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE sessions s SET owner = :worker, generation = s.generation + 1
-FROM due WHERE s.session = due.session
+WHERE s.session = ANY(ARRAY(SELECT session FROM due))
 RETURNING s.session, s.generation;
 
 -- name: claim_one
 -- A session that is claimed by name, whether it is due or not, unless it has an owner or is over. An owner that
--- renews at this very moment keeps it. Who has a ticket gets it only as it was when it was offered.
+-- renews at this very moment keeps it. Who has a ticket gets it only as it was when it was offered. A plain `ended_at`
+-- would have all open sessions read.
 WITH dead AS MATERIALIZED (
     SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker
     AND worker = (SELECT owner FROM sessions WHERE session = :session) FOR SHARE SKIP LOCKED
 )
 UPDATE sessions SET owner = :worker, generation = generation + 1
-WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0
+WHERE session = :session AND format <= :format AND started_at > 0 AND COALESCE(ended_at, 0) = 0 AND :limit > 0
     AND (:generation::bigint IS NULL OR generation = :generation)
     AND (owner = '' OR owner IN (SELECT worker FROM dead))
 RETURNING session, generation;
@@ -145,8 +148,10 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0
 SELECT a.agent, a.most - (
     SELECT COUNT(*) FROM sessions s WHERE s.owner <> '' AND s.agent = a.agent AND s.kind <> 'autonomous'
 ) - (
-    SELECT COUNT(*) FROM tickets t JOIN sessions s ON s.session = t.session AND s.generation = t.generation
-    WHERE s.owner = '' AND s.agent = a.agent AND s.kind <> 'autonomous'
+    SELECT COUNT(*) FROM tickets t CROSS JOIN LATERAL (
+        SELECT FROM sessions s WHERE s.session = t.session AND s.generation = t.generation
+        AND s.owner = '' AND s.agent = a.agent AND s.kind <> 'autonomous' OFFSET 0
+    ) AS on_offer
 ) FROM unnest(:agents, :most) AS a (agent, most);
 
 -- name: offer_orphans
@@ -237,7 +242,8 @@ SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '';
 -- The newest hot states of sessions that are still the worker's own, for failover and for screens elsewhere.
 INSERT INTO snapshots (session, at, data)
 SELECT s.session, :at, v.data FROM unnest(:sessions, :data) AS v (session, data)
-JOIN sessions s ON s.session = v.session AND s.owner = :worker ORDER BY s.session
+CROSS JOIN LATERAL (SELECT own.session FROM sessions own WHERE own.session = v.session AND own.owner = :worker OFFSET 0) s
+ORDER BY s.session
 ON CONFLICT (session) DO UPDATE SET at = excluded.at, data = excluded.data;
 
 -- name: read
