@@ -196,6 +196,20 @@ async def test_a_time_that_comes_during_a_halt_says_who_halted_it(world: World, 
     assert await ran(office) == ["00:30"]
 
 
+@pytest.mark.parametrize("halted", ["tick", "tock"])
+async def test_a_halt_of_one_trigger_lets_the_others_of_its_agent_run(
+    world: World, tmp_path: Path, halted: str
+) -> None:
+    office = Office(world, tmp_path, sturdy=True)
+    two = "schedules:\n" + "".join(f"  - {{name: {name}, prompt: Look., every: 10m}}\n" for name in ("tick", "tock"))
+    office.reviewer(two, DONE, head=HEAD)
+    office.start(tmp_path / "clerk")
+    await world.store.commit(halt(f"trigger:clerk/{halted}", "ada", "stop"))
+    await world.advance(25 * MINUTE)
+    started = {name: len(await office.told_of(RunStarted, name)) for name in ("tick", "tock")}
+    assert started == {"tick": 2, "tock": 2} | {halted: 0}
+
+
 async def test_a_run_never_starts_sooner_after_another_than_the_file_says(world: World, tmp_path: Path) -> None:
     office = begun(world, tmp_path, 'cron: "10,20,30,40,50 * * * *", min_interval: 25m')
     await world.advance(HOUR)

@@ -9,7 +9,15 @@ import pytest
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.processes import LIVENESS_BYTES, LivenessWriter, read_liveness
-from halter.guard.halts import HALT_POLL_INTERVAL, CancelledEffect, HaltWatch, Stopped, halt, read_cancelled_effect
+from halter.guard.halts import (
+    HALT_POLL_INTERVAL,
+    CancelledEffect,
+    HaltWatch,
+    Stopped,
+    halt,
+    read_cancelled_effect,
+    resume,
+)
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")
@@ -98,6 +106,45 @@ async def test_a_halted_effect_is_stopped_and_its_task_goes_on(world: World, sco
 
     stopped, left, after = await run(world, slow, MINUTE // 2, scope)
     assert (stopped.outcome, str(stopped), left, after) == ("external_halt", f"{scope} was halted.", 0, "after")
+
+
+@pytest.mark.parametrize("halted", ["first", "second"])
+async def test_of_two_effects_the_one_is_stopped_whose_session_is_halted(world: World, halted: str) -> None:
+    watch, names = HaltWatch(world.store, world.clock), ("first", "second")
+
+    async def wait(name: str) -> str:
+        try:
+            await watch.run(world.clock.sleep(MINUTE), (f"session:{name}", "fleet"), 2 * MINUTE)
+        except Stopped as stopped:
+            return str(stopped)
+        return "done"
+
+    tasks = [asyncio.create_task(wait(name)) for name in names]
+    await world.advance(1)
+    await world.store.commit(halt(f"session:{halted}", "ada", "stop"))
+    await world.advance(2 * MINUTE)
+    ends = dict(zip(names, await asyncio.gather(*tasks), strict=True))
+    assert ends == {"first": "done", "second": "done"} | {halted: f"session:{halted} was halted."}
+
+
+async def test_a_halt_that_was_lifted_stops_nothing(world: World) -> None:
+    await world.store.commit(halt("fleet", "ada", "halt"))
+    await world.store.commit(resume("fleet", "ada", "resume"))
+    watch = HaltWatch(world.store, world.clock)
+    task = asyncio.create_task(watch.run(world.clock.sleep(MINUTE), SCOPES, 2 * MINUTE))
+    await world.advance(2 * MINUTE)
+    await task
+    assert await watch.find(SCOPES) is None
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_what_is_halted_is_found_whichever_of_its_scopes_is(world: World, scope: str) -> None:
+    watch = HaltWatch(world.store, world.clock)
+    assert await watch.find(SCOPES) is None
+    await world.store.commit(halt(scope, "ada", "halt"))
+    found = await watch.find(SCOPES)
+    assert found is not None
+    assert (found.scope, found.by) == (scope, "ada")
 
 
 @pytest.mark.parametrize("stop", ["fleet", "late"])
