@@ -110,21 +110,24 @@ async def test_a_halted_effect_is_stopped_and_its_task_goes_on(world: World, sco
 
 @pytest.mark.parametrize("halted", ["first", "second"])
 async def test_of_two_effects_the_one_is_stopped_whose_session_is_halted(world: World, halted: str) -> None:
-    watch, names = HaltWatch(world.store, world.clock), ("first", "second")
+    watch, names, begun = HaltWatch(world.store, world.clock), ("first", "second"), world.now
 
-    async def wait(name: str) -> str:
+    async def wait(name: str) -> tuple[str, int]:
         try:
             await watch.run(world.clock.sleep(MINUTE), (f"session:{name}", "fleet"), 2 * MINUTE)
         except Stopped as stopped:
-            return str(stopped)
-        return "done"
+            return str(stopped), (world.now - begun) // HALT_POLL_INTERVAL
+        return "done", (world.now - begun) // HALT_POLL_INTERVAL
 
-    tasks = [asyncio.create_task(wait(name)) for name in names]
-    await world.advance(1)
+    tasks: list[asyncio.Task[tuple[str, int]]] = []
+    for name in names:
+        tasks.append(asyncio.create_task(wait(name)))
+        await world.advance(1)
     await world.store.commit(halt(f"session:{halted}", "ada", "stop"))
     await world.advance(2 * MINUTE)
     ends = dict(zip(names, await asyncio.gather(*tasks), strict=True))
-    assert ends == {"first": "done", "second": "done"} | {halted: f"session:{halted} was halted."}
+    done = ("done", MINUTE // HALT_POLL_INTERVAL)
+    assert ends == {"first": done, "second": done} | {halted: (f"session:{halted} was halted.", 1)}
 
 
 async def test_a_halt_that_was_lifted_stops_nothing(world: World) -> None:
