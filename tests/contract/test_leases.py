@@ -654,6 +654,25 @@ async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: Journal
     assert await store.claim(BERT, 10, agents=two) == []
 
 
+async def test_what_is_on_offer_takes_the_room_of_its_own_agent_and_of_no_other(store: JournalStore) -> None:
+    one_each: AgentConcurrency = {"watcher": 1, "clerk": 1}
+    await fired(store, "a")
+    assert [ticket.session for ticket in await offered(store, one_each)] == ["a"]
+    await fired(store, "b", "clerk")
+    await fired(store, "c")
+    assert [ticket.session for ticket in await offered(store, one_each)] == ["b"]
+
+
+async def test_a_void_ticket_takes_no_room(store: JournalStore) -> None:
+    one: AgentConcurrency = {"watcher": 1}
+    await fired(store, "a")
+    assert len(await offered(store, one)) == 1
+    (lease,) = await store.claim(ANNA, 1, agents=ANY)
+    await store.commit(lifecycle.park_session(lease, "rest", parked()))
+    await fired(store, "b")
+    assert [ticket.session for ticket in await offered(store, one)] == ["b"]
+
+
 async def test_several_processes_together_wake_no_more_tasks_than_an_agent_allows(shared_place: "Place") -> None:
     stores = [shared_place.open() for _ in range(4)]
     for number in range(30):

@@ -17,9 +17,10 @@ from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, s
 from halter.core.money import Charge, Leg
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticket, Write
 from halter.core.project import rows_of_hold
-from halter.core.rows import HoldRow, SessionRow, WorkerRow
+from halter.core.rows import HaltRow, HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
+from halter.guard.halts import halt
 from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
 from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
@@ -97,6 +98,25 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
     assert await one.ask(Query("holds", HoldRow)) == []
     await one.close()
     await other.close()
+
+
+async def test_rows_are_locked_in_one_order_whatever_order_they_are_named_in(postgres_schema_url: str) -> None:
+    """Two writes that name the same rows the other way round would else wait for each other."""
+    store = open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now))
+    for scope in ("agent:a", "agent:b"):
+        await store.commit(halt(scope, "ada", scope))
+    server, _, schema = postgres_schema_url.partition("?schema=")
+    halts = f"{schema}.halts".encode()
+    with psycopg.connect(server) as holder:
+        holder.execute(b"SELECT FROM " + halts + b" WHERE scope = 'agent:a' FOR UPDATE")
+        reads = [(HaltRow, "agent:b"), (HaltRow, "agent:a")]
+        drafts = [Draft(CallStarted(call="call", tool="search"))]
+        writing = asyncio.create_task(store.commit(Write(ONE, "call", lambda _: drafts, reads)))
+        await asyncio.to_thread(somebody_waits, postgres_schema_url, "FROM halts own")
+        with psycopg.connect(server) as other:
+            other.execute(b"SELECT FROM " + halts + b" WHERE scope = 'agent:b' FOR UPDATE NOWAIT")
+    assert len((await writing).events) == 1
+    await store.close()
 
 
 @pytest.mark.parametrize(("table", "column"), [("streams", "at"), ("budgets", "cap_at")])
