@@ -12,7 +12,7 @@ import pytest
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.events import RequestSettled
-from halter.guard.halts import cancel, halt
+from halter.guard.halts import cancel, halt, resume
 from halter.proxy.proxy import find_upstreams
 from halter.runtime.runtime import open_runtime
 
@@ -113,6 +113,20 @@ async def test_what_is_halted_is_refused_once(place: Any) -> None:
     assert not place.provider.asked
     await one.close()
     await other.close()
+
+
+async def test_a_halted_session_goes_on_for_its_client_when_the_halt_is_lifted(place: Any) -> None:
+    client = anthropic.AsyncAnthropic(api_key=place.key(), base_url=place.root)
+    await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
+    (row,) = await place.sessions()
+    await stop(place, f"session:{row.session}")
+    with pytest.raises(anthropic.RateLimitError):
+        await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
+    await place.app.store.commit(resume(f"session:{row.session}", "ada", "go on"))
+    await client.messages.create(model=CLAUDE, max_tokens=50, messages=HI)
+    (row,) = await place.sessions()
+    assert row.ended_at is None
+    await client.close()
 
 
 async def test_a_cancelled_session_stays_ended_for_its_client(place: Any) -> None:
