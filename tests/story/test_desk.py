@@ -306,6 +306,14 @@ async def test_a_window_that_is_not_counted_gets_no_cap(office: Office) -> None:
                 await money.set_cap(office.desk(), "raise", scope, "30", window)
 
 
+@pytest.mark.parametrize("window", ["day/1999-01-01", "day/2062-01-01"])
+async def test_where_nothing_was_spent_a_cap_is_given_to_a_window_of_now_alone(office: Office, window: str) -> None:
+    today = window_at("day", office.ground.now())
+    with pytest.raises(NotDone, match=f"{window} is not now.* Write --window {today}"):
+        await money.set_cap(office.desk(), "raise", "agent:another", "30", window)
+    assert (await money.set_cap(office.desk(), "raise", "agent:another", "30", today)).window == today
+
+
 async def test_a_cap_by_the_hour_and_by_the_day_is_named_by_the_windows_of_now(office: Office) -> None:
     office.scribe.legs = lambda *_: (Leg("agent:mine", window_at("hour", office.ground.now()), "usd", 90_000, 1_000),)
     await office.scribe.hold("mine-1", "hourly", 1_000)

@@ -235,16 +235,18 @@ def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Bud
     if len(found) == 1:
         return found[0]
     if not known and window:
+        if (current := window_after(window, now)) != window:
+            wrong(f"{window} is not now, and a cap there would hold for nothing. Write --window {current}.")
         return BudgetRow(scope, window, "usd")
     if not known and scope == FLEET:
         return BudgetRow(scope, window_at("day", now), "usd")
     if not known:
         scopes = ", ".join(sorted({row.scope for row in rows if row.unit == "usd"})) or "none yet"
         raise NotDone(f"Nothing was ever spent in the scope {scope!r}. Scopes with a budget: {scopes}.", "missing")
-    current = _find_current_windows(known, now)
-    if not found and (window in current or (not window and len(current) == 1)):
-        return current[window or next(iter(current))]
-    windows = ", ".join(each or "(no window)" for each in sorted(current))
+    windows_now = _find_current_windows(known, now)
+    if not found and (window in windows_now or (not window and len(windows_now) == 1)):
+        return windows_now[window or next(iter(windows_now))]
+    windows = ", ".join(each or "(no window)" for each in sorted(windows_now))
     return wrong(f"{scope} has these windows: {windows}. Name one of them with --window.")
 
 
