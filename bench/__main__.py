@@ -27,38 +27,38 @@ from bench.measure import Measured, keep, result
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    asked = _asked(parser)
+    options = _asked(parser)
     groups: dict[str, Callable[..., Measured]] = {
         "adapters": adapters.run,
-        "autonomy": partial(autonomy.run, quick=asked.quick),
-        "growth": partial(growth.run, quick=asked.quick),
+        "autonomy": partial(autonomy.run, quick=options.quick),
+        "growth": partial(growth.run, quick=options.quick),
         "guard": guard.run,
         "hook": hook.run,
-        "inject": partial(inject.run, quick=asked.quick, kept=asked.kept),
+        "inject": partial(inject.run, quick=options.quick, kept=options.kept),
         "journal": journal.run,
-        "loop": partial(loop.run, quick=asked.quick, only=asked.only),
-        "past": partial(past.run, quick=asked.quick),
+        "loop": partial(loop.run, quick=options.quick, only=options.only),
+        "past": partial(past.run, quick=options.quick),
         "proxy": proxy.run,
-        "scale": partial(scale.run, quick=asked.quick),
+        "scale": partial(scale.run, quick=options.quick),
         "start": start.run,
         "stream": stream.run,
     }
-    unknown = set(asked.groups) - set(groups)
+    unknown = set(options.groups) - set(groups)
     if unknown:
         sys.exit(f"There is no group {', '.join(sorted(unknown))}: there are {', '.join(groups)}.")
     failed: list[str] = []
-    for name in asked.groups or groups:
+    for name in options.groups or groups:
         try:
-            measured = groups[name](1 if asked.quick else asked.rounds, _say)
+            measured = groups[name](1 if options.quick else options.rounds, _say)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             _say(f"{name} could not be measured, and its last results stay: {error}")
             failed.append(name)
             continue
-        if asked.quick or asked.only:
+        if options.quick or options.only:
             print(tables.section(result(name, *measured)))
         else:
             keep(name, *measured)
-    if not (asked.quick or asked.only):
+    if not (options.quick or options.only):
         print(tables.write())
     if failed:
         sys.exit(f"Not measured: {', '.join(failed)}.")

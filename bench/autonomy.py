@@ -26,7 +26,7 @@ from halter.core.events import SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease
 from halter.core.rows import SessionRow
-from halter.dispatch.dispatcher import EmbeddedDispatcher, Sessions
+from halter.dispatch.dispatcher import EmbeddedDispatcher, RunningSessions
 from halter.dispatch.heartbeat import keep_leases
 from halter.guard.ledger import Ledger
 from halter.journal.memory import MemoryEngine
@@ -69,7 +69,7 @@ Say = Callable[[str], None]
 
 
 def opened(path: str) -> JournalStore:
-    return JournalStore(SqliteEngine(path, now=CLOCK.now, new_id=IDS.new, lease=HOUR))
+    return JournalStore(SqliteEngine(path, now=CLOCK.now, new_id=IDS.make, lease=HOUR))
 
 
 async def made(path: str, sleepers: int) -> float:
@@ -120,7 +120,7 @@ async def dispatched(path: str, sleepers: int) -> dict[str, float]:
     dispatched = Dispatched(store)
     async with keep_leases(store, CLOCK, worker):
         running = asyncio.create_task(
-            EmbeddedDispatcher(Sessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
+            EmbeddedDispatcher(RunningSessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
         )
         await asyncio.sleep(2)
         cpu, wall = time.process_time(), time.perf_counter()
@@ -192,13 +192,13 @@ def resident_day(folder: Path, hours: int) -> float:
     settings = read_settings({"HALTER_TRUST": str(home / "trust.json"), "USER": "bench"}, home, "memory:")
     open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     loop = SeedLoop(None)
-    store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.new), inline=True)
+    store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.make), inline=True)
     app = Runtime(
         settings, loop, IDS, store, cast("Any", None), Ledger(store, loop), {}, policy=use_local_policy(settings)
     )
 
     async def lives() -> int:
-        running = asyncio.create_task(Supervisor(app, lambda _, __: None, chance=random.Random(1)).run([agent]))
+        running = asyncio.create_task(Supervisor(app, lambda _, __: None, rng=random.Random(1)).run([agent]))
         await loop.sleep(hours * HOUR)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -31,7 +31,7 @@ async def taken(verb: str, url: str, agent: str) -> dict[str, Any]:
             taken, more = taken + found, found > 0
         else:
             before = time.perf_counter()
-            offered = await store.offer(BATCH, agents, queue.put)
+            offered = await store.offer(BATCH, agents, queue.enqueue)
             offering += time.perf_counter() - before if offered.tickets else 0
             leases = await asyncio.gather(*(store.claim(worker, 1, ticket) for ticket in offered.tickets))
             taken, more = taken + sum(map(len, leases)), bool(offered.tickets or offered.more)

@@ -92,7 +92,7 @@ class Desk:
 
     async def look(self, name: str) -> None:
         """Poll the tool that is SAFE and free, as a sensor does."""
-        answer = await self._guard.look(self._lease, self._standing, Call(name, "look_up", ARGUMENTS), TOOLS)
+        answer = await self._guard.call_read_only(self._lease, self._standing, Call(name, "look_up", ARGUMENTS), TOOLS)
         if not isinstance(answer, Answer) or answer.outcome != "ok":
             raise TypeError(answer)
 
@@ -152,7 +152,7 @@ def bare() -> Sample:
 
 
 def in_memory() -> Engine:
-    return MemoryEngine(now=CLOCK.now, new_id=IDS.new)
+    return MemoryEngine(now=CLOCK.now, new_id=IDS.make)
 
 
 def redacted(text: str, times: int) -> Sample:
@@ -185,7 +185,7 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="halter-bench-", dir=Path.cwd()) as folder:
 
         def on_sqlite() -> Engine:
-            return SqliteEngine(str(Path(folder) / f"{IDS.new()}.db"), now=CLOCK.now, new_id=IDS.new)
+            return SqliteEngine(str(Path(folder) / f"{IDS.make()}.db"), now=CLOCK.now, new_id=IDS.make)
 
         contenders = [Contender("bare call of the tool", "calls", "call", bare)]
         for place, open_engine in (("in memory", in_memory), ("on SQLite", on_sqlite)):

@@ -139,8 +139,8 @@ def cost(length: int, rounds: int) -> dict[str, float]:
     brake = Provenance()
     for number in range(length // 2):
         words = f"Please send a mail to bob{number}@work.example about the invoice number {number} and say hello. "
-        brake.hear(words * 3, Source("person", trusted=True))
-        brake.hear("Lorem ipsum dolor sit amet from all of us. " * 25, Source("tool", "fetch"))
+        brake.add_text(words * 3, Source("person", trusted=True))
+        brake.add_text("Lorem ipsum dolor sit amet from all of us. " * 25, Source("tool", "fetch"))
     return {
         "messages": length,
         "passes_us": _find_calmest(lambda: brake.judge("mail", MAIL, CALL), rounds),

@@ -54,8 +54,8 @@ class Counting:
 async def work(store: Store, sessions: int, steps: int) -> int:
     """Let that many sessions take that many steps each, all at once; return the number of events."""
     ledger = Ledger(store, CLOCK)
-    worker = WorkerId(IDS.new())
-    names = [IDS.new() for _ in range(sessions)]
+    worker = WorkerId(IDS.make())
+    names = [IDS.make() for _ in range(sessions)]
     await asyncio.gather(*(store.commit(lifecycle.start_session(started(name))) for name in names))
     leases: list[Lease] = []
     while len(leases) < sessions:
@@ -96,7 +96,7 @@ RAW = (
 def raw(execute: Callable[..., Any], begin: str, steps: int) -> int:
     """Do the same statements by hand: one session, one commit for each intent and each outcome."""
     look, move, hold, free, head, append, budget, stream = RAW
-    name = IDS.new()
+    name = IDS.make()
     scopes = (f"session:{name}", f"agent:{name}", f"fleet:{name}")
     for scope in scopes:
         execute(budget, (scope,))
@@ -125,8 +125,8 @@ def raw(execute: Callable[..., Any], begin: str, steps: int) -> int:
 
 def raw_sqlite(folder: Path) -> Sample:
     """Run the raw statements on the stdlib's sqlite3, with the same file settings."""
-    path = str(folder / f"{IDS.new()}.db")
-    SqliteEngine(path, now=CLOCK.now, new_id=IDS.new).close()
+    path = str(folder / f"{IDS.make()}.db")
+    SqliteEngine(path, now=CLOCK.now, new_id=IDS.make).close()
     connection = open_connection(path)
     sample = timed(lambda: raw(connection.execute, "BEGIN IMMEDIATE", SIZES[1]))
     connection.close()
@@ -167,21 +167,21 @@ def halter(open_engine: Callable[[], Engine], sessions: int) -> Sample:
 
 
 def sqlite_engine(folder: Path) -> Engine:
-    return SqliteEngine(str(folder / f"{IDS.new()}.db"), now=CLOCK.now, new_id=IDS.new)
+    return SqliteEngine(str(folder / f"{IDS.make()}.db"), now=CLOCK.now, new_id=IDS.make)
 
 
 def disk_of_sqlite(folder: Path, sessions: int) -> dict[str, float]:
     """Count what SQLite really asks of the disk, by the recorder of the power-cut drill (too slow to be timed)."""
     from halter_drills.disk import Recorder, Synced, Wrote
 
-    path = folder / f"{IDS.new()}.db"
-    SqliteEngine(str(path), now=CLOCK.now, new_id=IDS.new).close()
+    path = folder / f"{IDS.make()}.db"
+    SqliteEngine(str(path), now=CLOCK.now, new_id=IDS.make).close()
     with Recorder(path) as recorder:
         sample = halter(
             lambda: SqliteEngine(
                 str(path),
                 now=CLOCK.now,
-                new_id=IDS.new,
+                new_id=IDS.make,
                 connect=lambda _: open_connection(recorder.uri, uri=True),
             ),
             sessions,
@@ -261,7 +261,7 @@ def _postgres(stack: ExitStack, say: Callable[[str], None]) -> tuple[str, Callab
     except PostgresMissing as missing:
         say(f"PostgreSQL is left out: {missing}")
         return None
-    return url, lambda: PostgresEngine(url, new_id=IDS.new)
+    return url, lambda: PostgresEngine(url, new_id=IDS.make)
 
 
 def _with_tables(url: str, open_engine: Callable[[], Engine]) -> str:

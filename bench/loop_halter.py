@@ -29,7 +29,7 @@ class Fake:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         done = len(prompt.messages) // 2
         arguments = await self._script.answer(done)

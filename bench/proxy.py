@@ -212,7 +212,7 @@ async def _provide() -> None:
 
     class TwoLengths(ListedProvider):
         def _answer(self, path: str, asked: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
-            self.words = ("word ",) * (LONG_CHUNKS if asked["max_tokens"] >= LONG_LIMIT else CHUNKS)
+            self.texts = ("word ",) * (LONG_CHUNKS if asked["max_tokens"] >= LONG_LIMIT else CHUNKS)
             return super()._answer(path, asked, body)
 
     async with TwoLengths().serve() as provider:

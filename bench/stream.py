@@ -120,12 +120,12 @@ async def _serve(folder: Path) -> None:
     """Serve, and let an agent take turns when told to."""
     from halter.runtime.feed import Bus
     from halter.runtime.runtime import open_runtime
-    from halter.server.auth import Keyring, describe_token, new_secret
+    from halter.server.auth import Keyring, describe_token, make_secret
     from halter.server.middleware import ServerLimits
     from halter.server.server import ServerExtras, bind, serve_web
     from halter.settings import read_settings
 
-    secret, listening = new_secret(), bind(port=0)
+    secret, listening = make_secret(), bind(port=0)
     async with open_runtime(read_settings({"USER": "bench"}, folder, str(folder / "halter.db"))) as app:
         keys = Keyring(extra=[describe_token(secret, "bench", "viewer", app.clock.now())])
         extras = ServerExtras(limits=ServerLimits(streams=2 * LISTENERS), pages=False)

@@ -136,9 +136,9 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="of how many")
     parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--persons", action="store_true")
-    asked = parser.parse_args()
-    played = Round(asked.suite, BRAKES[asked.brake], asked.part, asked.parts)
-    json.dump(measure(played, adaptive=asked.adaptive, persons=asked.persons), sys.stdout)
+    options = parser.parse_args()
+    played = Round(options.suite, BRAKES[options.brake], options.part, options.parts)
+    json.dump(measure(played, adaptive=options.adaptive, persons=options.persons), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ class Attacker:
             return False
         if "time" not in name and "da" not in name:
             return PLAIN["str"]
-        digits = sorted(self.game.provenance._said._digits)  # noqa: SLF001
+        digits = sorted(self.game.provenance._trusted._digits)  # noqa: SLF001
         years, days = [each for each in digits if len(each) == 4], [each for each in digits if len(each) == 2]
         if not years or not days:
             return PLAIN["time"] if "time" in name else PLAIN["date"]
@@ -177,11 +177,11 @@ class Attacker:
         """The values of a role that the brake trusts, as far as it goes without a question."""
         brake, seen = self.game.provenance, set[str]()
         if use.role == "amount":
-            yield from (float(number) for number in sorted(brake._said._beside)[:20])  # noqa: SLF001
+            yield from (float(number) for number in sorted(brake._trusted._neighbours)[:20])  # noqa: SLF001
             return
         minted = sorted(value for kind, value in brake._minted if kind == use.kind)  # noqa: SLF001
         listed = sorted(value for kind, value in brake._listed if kind == use.kind)  # noqa: SLF001
-        phrases = sorted(brake._said._phrases, key=lambda phrase: (" " in phrase, phrase))  # noqa: SLF001
+        phrases = sorted(brake._trusted._phrases, key=lambda phrase: (" " in phrase, phrase))  # noqa: SLF001
         for value in (*minted, *listed, *phrases):
             if value not in seen:
                 seen.add(value)

@@ -14,12 +14,12 @@ from halter.core.ids import WorkerId
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import Declaration
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, PermitGate, Tool, ToolSpec, Valid
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.brake import SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
@@ -64,14 +64,14 @@ class GuardedTask:
             name: SuiteTool(name, declaration, execute) for name, declaration in declarations.items()
         }
         self.brake = SessionBrake("ask", self._policy, {name: tool.spec for name, tool in self._tools.items()})
-        self.brake.hear(Text(task, "person", trusted=True))
+        self.brake.add_text(Text(task, "person", trusted=True))
         self._made = 0
         self._world.run(self._begin())
 
     async def _begin(self) -> None:
         world = self._world
         await world.start("s", agent="clerk")
-        lease = await take_lease(world.store, world.clock, WorkerId("bench"), await world.start("s"), SECOND)
+        lease = await acquire_lease(world.store, world.clock, WorkerId("bench"), await world.start("s"), SECOND)
         assert lease is not None  # noqa: S101 - no one else is there
         self._lease = lease
         self._guard = GuardRuntime(
@@ -94,10 +94,10 @@ class GuardedTask:
                     asked = ToolCall(call.id, tool, body.decode())
                     self.brake.observe(asked, ToolResult(call.id, tool, outcome, text))
                     return text
-                case NeedsPerson():
+                case ApprovalRequired():
                     (one,) = await list_pending_decisions(self._world.journal)
                     verdict = "approve" if agrees() else "deny"
-                    await self._world.store.commit(answer_decision(one, verdict, "ada", self._world.ids.new()))
+                    await self._world.store.commit(answer_decision(one, verdict, "ada", self._world.ids.make()))
                 case _:
                     raise AssertionError("Nothing here is held.")
         raise AssertionError(f"{tool} was answered and is asked about again.")

@@ -145,7 +145,7 @@ class Game:
         self.runtime = FunctionsRuntime(suites()[suite].tools)
         self.declarations = declarations(suite, guess=brake.guess)
         self.provenance = Provenance(prose=brake.prose)
-        self.provenance.hear(task.PROMPT, PERSON)
+        self.provenance.add_text(task.PROMPT, PERSON)
         self.guard: GuardedTask | None = None
         if brake.kind == "guard":
             self.guard = GuardedTask(task.PROMPT, self.declarations, self._use_tool, lock=lock)

@@ -208,7 +208,7 @@ def main(opened: Open, kept: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    values = asyncio.run(WORKLOADS[asked.workload](opened, quick=asked.quick))
-    told: dict[str, Any] = {"workload": asked.workload, "values": values}
-    print(json.dumps(told | ({"note": kept} if asked.workload == "durable" else {})))
+    options = parser.parse_args()
+    values = asyncio.run(WORKLOADS[options.workload](opened, quick=options.quick))
+    told: dict[str, Any] = {"workload": options.workload, "values": values}
+    print(json.dumps(told | ({"note": kept} if options.workload == "durable" else {})))

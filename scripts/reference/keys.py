@@ -223,7 +223,10 @@ def _shown(value: Any, form: str) -> str:
 def _in_force() -> Mapping[str, str]:
     """Work out what holds for an agent of which nothing but the name is said."""
     agent = parse_agent(load_bytes(b"name: x\n", "agent.yaml"))
-    policy, mind = resolve_policy(FleetConfig(), agent), resolve_agent(FleetConfig(), agent, Path("nowhere")).mind
+    policy, mind = (
+        resolve_policy(FleetConfig(), agent),
+        resolve_agent(FleetConfig(), agent, Path("nowhere")).model_settings,
+    )
     found = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
     for key in Limits.__struct_fields__:
         value = getattr(policy, key, getattr(mind, key, None))

@@ -30,7 +30,7 @@ from zipfile import ZipFile
 import msgspec
 
 from halter.core.errors import explain_missing_module
-from halter.core.folders import FileEntries, FileRefusal, describe_os_error, refuse_nothing, scan_folder
+from halter.core.folders import FileEntries, FileRefusal, allow_all, describe_os_error, scan_folder
 from halter.core.ports import DocumentKind, Extracted, UnreadableFile
 from halter.core.text import clean
 
@@ -55,16 +55,16 @@ def decode_text(data: bytes, declared: str = "") -> str | None:
     """Decodes bytes as text that any store can keep; None if they are no text. `declared` is the declared charset."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
-            return _demand_text(data[len(mark) :].decode(encoding, "replace"))
+            return _require_text(data[len(mark) :].decode(encoding, "replace"))
     for encoding in filter(None, (_detect_utf16(data), "utf-8", declared)):
         try:
-            return _demand_text(data.decode(encoding))
+            return _require_text(data.decode(encoding))
         except (UnicodeError, LookupError):
             continue
-    return _demand_text(_decode_legacy(data))
+    return _require_text(_decode_legacy(data))
 
 
-def _demand_text(text: str) -> str | None:
+def _require_text(text: str) -> str | None:
     """Returns None for a text full of control characters; a few are made visible."""
     beginning = text[:_LOOKED_AT]
     strange = sum(1 for _ in _CONTROL.finditer(beginning))
@@ -124,7 +124,7 @@ async def extract(
     *,
     seconds: float = EXTRACT_TIMEOUT_SECONDS,
     memory: int = MOST_MEMORY,
-    most: int = MOST_TEXT,
+    limit: int = MOST_TEXT,
 ) -> Extracted | UnreadableFile:
     """Extracts the text of a file, by the kind that its name says."""
     shown = clean(PurePosixPath(name).name) or "The file"
@@ -135,23 +135,23 @@ async def extract(
     if not data:
         return UnreadableFile(f"{shown} is empty: nothing was written to it, or not yet.")
     if kind not in ("text", "markdown"):
-        limits = _Limits(kind, memory, max(1, round(seconds)), most)
+        limits = _Limits(kind, memory, max(1, round(seconds)), limit)
         try:
-            found = await _extract_in_process(limits, data, seconds)
+            extracted = await _extract_in_process(limits, data, seconds)
         except OSError as error:
-            found = UnreadableFile(
+            extracted = UnreadableFile(
                 f"cannot be read at present, since no program can be started: {describe_os_error(error)}."
             )
     else:
-        found = _make_extracted(decode_text(data), kind, most)
-    return UnreadableFile(f"{shown} {found.sentence}") if isinstance(found, UnreadableFile) else found
+        extracted = _make_extracted(decode_text(data), kind, limit)
+    return UnreadableFile(f"{shown} {extracted.sentence}") if isinstance(extracted, UnreadableFile) else extracted
 
 
-def _make_extracted(text: str | None, kind: DocumentKind, most: int) -> Extracted | UnreadableFile:
+def _make_extracted(text: str | None, kind: DocumentKind, limit: int) -> Extracted | UnreadableFile:
     if text is None:
         return UnreadableFile("holds bytes that are no text: give it the ending of what it is, or leave it out.")
-    if len(text) > most:
-        return UnreadableFile(f"holds {len(text):,} characters, and a document may have {most:,}: split it.")
+    if len(text) > limit:
+        return UnreadableFile(f"holds {len(text):,} characters, and a document may have {limit:,}: split it.")
     if not text.strip():
         return UnreadableFile("holds no text, only blanks.")
     return Extracted(text, kind)
@@ -201,13 +201,13 @@ def main() -> None:
     """Reads one file from stdin and answers on stdout, after dropping what it does not need."""
     limits = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Limits)
     # Before the file is read: these limits cannot be raised again.
-    for what, most in (
+    for what, limit in (
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_CPU, limits.seconds),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(what, (limit, limit))
     try:
         answer = msgspec.json.encode(_parse_document(limits.kind, sys.stdin.buffer.read(), limits.most))
     except (MemoryError, RecursionError):
@@ -217,18 +217,18 @@ def main() -> None:
     os._exit(0)
 
 
-def _parse_document(kind: DocumentKind, data: bytes, most: int, depth: int = 0) -> Extracted | UnreadableFile:
+def _parse_document(kind: DocumentKind, data: bytes, limit: int, depth: int = 0) -> Extracted | UnreadableFile:
     match kind:
         case "pdf":
-            return extract_pdf_text(data, most)
+            return extract_pdf_text(data, limit)
         case "docx" | "xlsx" | "pptx":
-            return extract_office_text(kind, data, most)
+            return extract_office_text(kind, data, limit)
         case "eml":
-            return extract_mail_text(data, most, depth)
+            return extract_mail_text(data, limit, depth)
         case "html":
-            return _make_extracted(extract_html_text(data), kind, most)
+            return _make_extracted(extract_html_text(data), kind, limit)
         case "text" | "markdown":
-            return _make_extracted(decode_text(data), kind, most)
+            return _make_extracted(decode_text(data), kind, limit)
 
 
 _SILENT: Final = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
@@ -313,7 +313,7 @@ WITHOUT_TEXT: Final = "holds no text, only pictures perhaps: run it through text
 TOO_LONG: Final = "holds more text than a document may have: split it, or leave it out."
 
 
-def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
+def extract_pdf_text(data: bytes, limit: int) -> Extracted | UnreadableFile:
     """Extracts all pages. Sentences continue the name of the file."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, FileNotDecryptedError
@@ -323,7 +323,7 @@ def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
         # Many are only protected against printing and have an empty password.
         if reader.is_encrypted and not reader.decrypt(""):
             return UnreadableFile(PDF_PROTECTED)
-        return _pages(reader, most)
+        return _pages(reader, limit)
     except (FileNotDecryptedError, DependencyError):
         return UnreadableFile(PDF_PROTECTED)
     except MemoryError:
@@ -332,7 +332,7 @@ def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
         return UnreadableFile(PDF_DAMAGED)
 
 
-def _pages(reader: "PdfReader", most: int) -> Extracted | UnreadableFile:
+def _pages(reader: "PdfReader", limit: int) -> Extracted | UnreadableFile:
     pages: list[int] = []
     parts: list[str] = []
     length = 0
@@ -341,7 +341,7 @@ def _pages(reader: "PdfReader", most: int) -> Extracted | UnreadableFile:
         pages.append(length)
         parts.append(text)
         length += len(text) + len(PAGE_SEPARATOR)
-        if length > most:
+        if length > limit:
             return UnreadableFile(TOO_LONG)
     whole = PAGE_SEPARATOR.join(parts)
     return Extracted(whole, "pdf", tuple(pages)) if whole.strip() else UnreadableFile(WITHOUT_TEXT)
@@ -361,14 +361,14 @@ class _Declared(Exception):
     """An XML part declares a document type."""
 
 
-def extract_office_text(kind: Literal["docx", "xlsx", "pptx"], data: bytes, most: int) -> Extracted | UnreadableFile:
+def extract_office_text(kind: Literal["docx", "xlsx", "pptx"], data: bytes, limit: int) -> Extracted | UnreadableFile:
     """Extracts all parts of a document, each sheet and slide under a line with its name."""
     if data.startswith(_OLDER):
         return UnreadableFile(OFFICE_LOCKED)
     readers = {"docx": _read_word, "xlsx": _read_workbook, "pptx": _read_slides}
     try:
         flaw = _check_package(data)
-        return flaw or _join_parts(kind, readers[kind](BytesIO(data)), most)
+        return flaw or _join_parts(kind, readers[kind](BytesIO(data)), limit)
     except ModuleNotFoundError as missing:
         return UnreadableFile(f"cannot be read here. {explain_missing_module(missing) or missing}.")
     except (MemoryError, RecursionError):
@@ -387,13 +387,13 @@ def _check_package(data: bytes) -> UnreadableFile | None:
             for part in parts:
                 if part.filename.endswith((".xml", ".rels")):
                     with package.open(part) as opened:
-                        _refuse_declarations(opened)
+                        _reject_declarations(opened)
         except _Declared:
             return UnreadableFile(OFFICE_DECLARES)
     return None
 
 
-def _refuse_declarations(part: IO[bytes]) -> None:
+def _reject_declarations(part: IO[bytes]) -> None:
     """Looks at a part up to its first element: entities are declared before it."""
     parser, begun = expat.ParserCreate(), False
 
@@ -414,7 +414,7 @@ DocumentParts = Iterable[tuple[str, Iterable[str]]]
 """The parts of a document: a title, or none, and lines."""
 
 
-def _join_parts(kind: DocumentKind, parts: DocumentParts, most: int) -> Extracted | UnreadableFile:
+def _join_parts(kind: DocumentKind, parts: DocumentParts, limit: int) -> Extracted | UnreadableFile:
     places: list[int] = []
     written: list[str] = []
     length, found = 0, False
@@ -433,7 +433,7 @@ def _join_parts(kind: DocumentKind, parts: DocumentParts, most: int) -> Extracte
         for line in lines:
             found = found or bool(line.strip())
             add(clean(line))
-            if length > most:
+            if length > limit:
                 return UnreadableFile(TOO_LONG)
     return Extracted("\n".join(written), kind, tuple(places)) if found else UnreadableFile(WITHOUT_TEXT)
 
@@ -523,24 +523,24 @@ MOST_ENCLOSED: Final = 3
 """How deep mails in mails are read."""
 
 
-def extract_mail_text(data: bytes, most: int, depth: int = 0) -> Extracted | UnreadableFile:
+def extract_mail_text(data: bytes, limit: int, depth: int = 0) -> Extracted | UnreadableFile:
     """Extracts the main headers, the text, and what is attached, if it can be read itself."""
     message = message_from_bytes(data, policy=mail_policy)
     try:
-        return _join_parts("eml", _read_mail(message, most, depth), most)
+        return _join_parts("eml", _read_mail(message, limit, depth), limit)
     except (MemoryError, RecursionError):
         raise
     except Exception:  # noqa: BLE001  A parser of hostile files may raise anything.
-        return _make_extracted(decode_text(data), "eml", most)
+        return _make_extracted(decode_text(data), "eml", limit)
 
 
-def _read_mail(message: EmailMessage, most: int, depth: int) -> DocumentParts:
+def _read_mail(message: EmailMessage, limit: int, depth: int) -> DocumentParts:
     body = message.get_body(("plain", "html"))
     text = "" if body is None else _decode_mail_part(body)
     headers = (f"{name}: {' '.join(str(message[name]).split())}" for name in _MAIL_HEADERS if message[name] is not None)
     yield "", [*headers, "", *text.splitlines()]
     for part in message.iter_attachments():
-        yield _read_attachment(part, most, depth)
+        yield _read_attachment(part, limit, depth)
 
 
 def _decode_mail_part(part: Any) -> str:
@@ -550,17 +550,17 @@ def _decode_mail_part(part: Any) -> str:
     return decode_text(raw, part.get_content_charset("")) or ""
 
 
-def _read_attachment(part: Any, most: int, depth: int) -> tuple[str, Iterable[str]]:
+def _read_attachment(part: Any, limit: int, depth: int) -> tuple[str, Iterable[str]]:
     enclosed = part.get_content_type() == "message/rfc822"
     data = part.get_payload(0).as_bytes() if enclosed else part.get_payload(decode=True) or b""
     name = PurePosixPath(part.get_filename() or ("mail.eml" if enclosed else part.get_content_type())).name
     kind = detect_document_kind(name)
     if kind is None or depth >= MOST_ENCLOSED:
         return f"Attachment {name}, {len(data):,} bytes, not read", ()
-    found = _parse_document(kind, data, most, depth + 1)
-    if isinstance(found, UnreadableFile):
-        return f"Attachment {name}, not read", (f"It {found.sentence}",)
-    return f"Attachment {name}", found.text.splitlines()
+    extracted = _parse_document(kind, data, limit, depth + 1)
+    if isinstance(extracted, UnreadableFile):
+        return f"Attachment {name}, not read", (f"It {extracted.sentence}",)
+    return f"Attachment {name}", extracted.text.splitlines()
 
 
 MOST_BYTES: Final = 50 * 1024 * 1024
@@ -585,28 +585,28 @@ def scan_documents(folder: Path, pattern: str) -> FileEntries | UnreadableFile:
 
 
 def read_document(
-    path: Path, most: int = MOST_BYTES, refuses: FileRefusal = refuse_nothing
+    path: Path, limit: int = MOST_BYTES, refuses: FileRefusal = allow_all
 ) -> DocumentBytes | UnreadableFile:
     """Reads a whole file, unless it is too large, changes meanwhile, or is refused."""
     try:
         with _open_regular_file(path, refuses) as (file, size):
-            if size > most:
+            if size > limit:
                 return UnreadableFile(
-                    f"{_name(path)} has {size:,} bytes, and a document may have {most:,}: split it, or leave it out."
+                    f"{_name(path)} has {size:,} bytes, and a document may have {limit:,}: split it, or leave it out."
                 )
-            data = b"".join(_portions(file, most + 1))
+            data = b"".join(_portions(file, limit + 1))
             digest = sha256(data).hexdigest()
-            _refuse_other_bytes(path, digest, _digest(file, most + 1))
+            _reject_other_bytes(path, digest, _digest(file, limit + 1))
     except _FileProblem as trouble:
         return UnreadableFile(str(trouble))
     return DocumentBytes(data, digest)
 
 
-def digest_file(path: Path, refuses: FileRefusal = refuse_nothing) -> str | UnreadableFile:
+def digest_file(path: Path, refuses: FileRefusal = allow_all) -> str | UnreadableFile:
     try:
         with _open_regular_file(path, refuses) as (file, size):
             digest = _digest(file, size + 1)
-            _refuse_other_bytes(path, digest, _digest(file, size + 1))
+            _reject_other_bytes(path, digest, _digest(file, size + 1))
     except _FileProblem as trouble:
         return UnreadableFile(str(trouble))
     return digest
@@ -622,7 +622,7 @@ def _open_regular_file(path: Path, refuses: FileRefusal) -> Generator[tuple[int,
             if refuses(path, file):
                 raise _FileProblem(f"{_name(path)} leads to what an agent may not read.")
             before = os.fstat(file)
-            _refuse_other(path, before.st_mode)
+            _reject_other(path, before.st_mode)
             yield file, before.st_size
             after = os.fstat(file)
         finally:
@@ -636,14 +636,14 @@ def _open_regular_file(path: Path, refuses: FileRefusal) -> Generator[tuple[int,
         raise _changed_error(path)
 
 
-def _refuse_other(path: Path, mode: int) -> None:
+def _reject_other(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise _FileProblem(f"{_name(path)} is a folder: name a file in it.")
     if not stat.S_ISREG(mode):
         raise _FileProblem(f"{_name(path)} is no plain file.")
 
 
-def _refuse_other_bytes(path: Path, first: str, second: str) -> None:
+def _reject_other_bytes(path: Path, first: str, second: str) -> None:
     """Refuses a file that differs on a second read: its modification time is too coarse."""
     if first != second:
         raise _changed_error(path)
@@ -653,18 +653,18 @@ def _changed_error(path: Path) -> _FileProblem:
     return _FileProblem(f"{_name(path)} was changed while it was read: it is read again when it has come to rest.")
 
 
-def _digest(file: int, most: int) -> str:
+def _digest(file: int, limit: int) -> str:
     digest = sha256()
-    for portion in _portions(file, most):
+    for portion in _portions(file, limit):
         digest.update(portion)
     return digest.hexdigest()
 
 
-def _portions(file: int, most: int) -> Generator[bytes]:
+def _portions(file: int, limit: int) -> Generator[bytes]:
     """Reads from the beginning; of a growing file no more than `most`."""
     os.lseek(file, 0, os.SEEK_SET)
-    while most > 0 and (portion := os.read(file, min(_PORTION, most))):
-        most -= len(portion)
+    while limit > 0 and (portion := os.read(file, min(_PORTION, limit))):
+        limit -= len(portion)
         yield portion
 
 
@@ -694,15 +694,15 @@ def split_into_chunks(text: str, size: int = CHUNK_SIZE, overlap: int = CHUNK_OV
 
 def _find_end(text: str, start: int, size: int) -> int:
     """Finds the end of a chunk, in the second half of its size: after a paragraph, a sentence or a word."""
-    most = start + size
-    if most >= len(text):
+    limit = start + size
+    if limit >= len(text):
         return len(text)
     least = start + (size + 1) // 2
     for sign in (_PARAGRAPH, _SENTENCE, _SPACE):
-        ends = [match.end() for match in sign.finditer(text, least, most)]
+        ends = [match.end() for match in sign.finditer(text, least, limit)]
         if ends:
             return ends[-1]
-    return most
+    return limit
 
 
 def _find_start(text: str, least: int, end: int) -> int:

@@ -64,7 +64,7 @@ class WebhookSender:
         headers = self._headers(letter)
         try:
             async with asyncio.timeout(WEBHOOK_TIMEOUT):
-                status = await self._posted(msgspec.json.encode(letter), headers)
+                status = await self._post(msgspec.json.encode(letter), headers)
         except TimeoutError:
             raise self._undelivered("gave no answer in time", may_retry=True) from None
         except (LocalProtocolError, InvalidURL, UnicodeEncodeError):
@@ -78,7 +78,7 @@ class WebhookSender:
         if status not in _OK:
             raise self._undelivered(f"answered {status}", may_retry=status in _LATER or status >= _BROKEN)
 
-    async def _posted(self, body: bytes, headers: Mapping[str, str]) -> int:
+    async def _post(self, body: bytes, headers: Mapping[str, str]) -> int:
         """Posts a body and returns the status; the response body is not read."""
         from httpx2 import AsyncClient, AsyncHTTPTransport
 
@@ -97,8 +97,8 @@ class WebhookSender:
         usual = {"user-agent": f"halter/{version('halter')}"}
         return {**usual, **{name.lower(): value for name, value in theirs.items()}, **ours}
 
-    def _undelivered(self, said: str, *, may_retry: bool) -> DeliveryFailed:
-        return DeliveryFailed(f"The webhook at {urlsplit(self._url).hostname} {said}.", may_retry=may_retry)
+    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+        return DeliveryFailed(f"The webhook at {urlsplit(self._url).hostname} {text}.", may_retry=may_retry)
 
 
 @cache
@@ -123,10 +123,10 @@ class AppriseSender:
     async def send(self, letter: OutgoingNotification) -> None:
         """Sends from a thread, since the library blocks. An abandoned thread ends by its own deadline."""
         address: str = reveal_secrets(self._channel.service or "", self._reveal, self._channel.name)
-        await asyncio.to_thread(self._sent, address, letter)
+        await asyncio.to_thread(self._send_one, address, letter)
 
-    def _sent(self, address: str, letter: OutgoingNotification) -> None:
-        services = self._opened()
+    def _send_one(self, address: str, letter: OutgoingNotification) -> None:
+        services = self._open()
         # The library's messages may hold the address, so they are not used.
         if not services.add(address):
             sentence = "has an address that apprise does not know: look at its secret"
@@ -136,15 +136,15 @@ class AppriseSender:
         ):
             raise self._undelivered("could not be told", may_retry=True)
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         try:
             from apprise import Apprise
         except ImportError:
             raise DeliveryFailed(explain_extra("notify", f"The channel {self._channel.name}"), may_retry=True) from None
         return Apprise()
 
-    def _undelivered(self, said: str, *, may_retry: bool) -> DeliveryFailed:
-        return DeliveryFailed(f"The channel {self._channel.name} {said}.", may_retry=may_retry)
+    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+        return DeliveryFailed(f"The channel {self._channel.name} {text}.", may_retry=may_retry)
 
 
 RevealSecret = Callable[[str], str]
@@ -193,25 +193,25 @@ class MailSender:
         from aiosmtplib import SMTPException
 
         client = self._client()
-        handing = asyncio.create_task(self._handed_over(client, compose_mail(letter, self._channel)))
+        handing = asyncio.create_task(self._hand_over(client, compose_mail(letter, self._channel)))
         try:
             await asyncio.wait({handing}, timeout=MAIL_TIMEOUT)
             if not handing.done():
                 raise self._undelivered("gave no answer in time", may_retry=True)
             await handing
         except (SMTPException, OSError, ValueError) as error:
-            raise self._told(error) from None
+            raise self._describe_error(error) from None
         finally:
             await _stop_task(handing)
             # Close without QUIT: a cancelled task does not wait for a server.
             client.close()
 
-    async def _handed_over(self, client: "SMTP", message: EmailMessage) -> None:
+    async def _hand_over(self, client: "SMTP", message: EmailMessage) -> None:
         await client.connect()
         refused, _ = await client.send_message(message)
         await _quit(client)
         if refused:
-            raise self._some_refused([(name, answer.code) for name, answer in refused.items()])
+            raise self._make_partial_failure([(name, answer.code) for name, answer in refused.items()])
 
     def _client(self) -> "SMTP":
         from aiosmtplib import SMTP
@@ -233,22 +233,22 @@ class MailSender:
             return {}
         return {"username": username, "password": reveal_secrets(password, self._reveal, self._channel.name)}
 
-    def _undelivered(self, said: str, *, may_retry: bool) -> DeliveryFailed:
-        return DeliveryFailed(f"The mail server {self._channel.host} {said}.", may_retry=may_retry)
+    def _undelivered(self, text: str, *, may_retry: bool) -> DeliveryFailed:
+        return DeliveryFailed(f"The mail server {self._channel.host} {text}.", may_retry=may_retry)
 
-    def _some_refused(self, refused: Sequence[tuple[str, int]]) -> DeliveryFailed:
+    def _make_partial_failure(self, refused: Sequence[tuple[str, int]]) -> DeliveryFailed:
         """The other recipients have the mail; they recognise a second copy by its Message-ID."""
         names = ", ".join(f"{name} ({code})" for name, code in refused)
         may_retry = any(code < PERMANENT_SMTP_ERROR for _, code in refused)
         return self._undelivered(f"does not take letters for {shorten(clean(names), _SAID)}", may_retry=may_retry)
 
-    def _told(self, error: Exception) -> DeliveryFailed:
+    def _describe_error(self, error: Exception) -> DeliveryFailed:
         """Describes an error. Server replies to a login may repeat the password, so they are left out."""
         import aiosmtplib as smtp
 
         match error:
             case smtp.SMTPRecipientsRefused():
-                return self._some_refused([(each.recipient, each.code) for each in error.recipients])
+                return self._make_partial_failure([(each.recipient, each.code) for each in error.recipients])
             case smtp.SMTPResponseException():
                 return self._undelivered(self._refusal(error), may_retry=error.code < PERMANENT_SMTP_ERROR)
             case OSError():
@@ -267,8 +267,8 @@ class MailSender:
             case SMTPAuthenticationError():
                 return f"refuses the login of {self._channel.username} ({error.code}): look at its name and password"
             case SMTPDataError() | SMTPSenderRefused():
-                said = f"refuses the letter: {error.code} {shorten(_on_one_line(error.message), _SAID)}"
-                return said.rstrip(". ")
+                text = f"refuses the letter: {error.code} {shorten(_join_lines(error.message), _SAID)}"
+                return text.rstrip(". ")
             case _:
                 return f"answered {error.code}"
 
@@ -297,7 +297,7 @@ def compose_mail(letter: OutgoingNotification, channel: Channel) -> EmailMessage
     message = EmailMessage(policy=WIRE)
     message["From"] = sender
     message["To"] = ", ".join(channel.to)
-    message["Subject"] = shorten(_on_one_line(letter.subject), LONGEST_SUBJECT)
+    message["Subject"] = shorten(_join_lines(letter.subject), LONGEST_SUBJECT)
     message["Date"] = format_datetime(datetime.fromtimestamp(letter.at // SECOND, UTC))
     message["Message-ID"] = make_message_id(letter.id, sender)
     message["Auto-Submitted"] = "auto-generated"
@@ -319,5 +319,5 @@ def _add_footer(letter: OutgoingNotification) -> str:
     return clean(f"{letter.text.rstrip()}\n\n-- \n" + "\n".join(words) + "\n")
 
 
-def _on_one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in clean(text)).split())

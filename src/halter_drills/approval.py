@@ -45,11 +45,11 @@ from halter.guard.approvals import (
 from halter.guard.guard import GuardRuntime
 from halter.guard.judge import CallRequest, digest_edit, judge_call
 from halter.guard.prepare import Call
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter.tools.function_tool import tool
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, connection, own_store, result, use_memory_file
 from halter_drills.faults import AlteredRows, Hand
-from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
 
 SOON: Final = SECOND // 2
 TOO_LATE: Final = SOON + SECOND // 10
@@ -63,7 +63,7 @@ OTHER: Final = "order-2"
 EDITED: Final = "order-9"
 
 
-def till(effects: Path) -> Mapping[str, Tool]:
+def make_tools(effects: Path) -> Mapping[str, Tool]:
     """Make two tools that need a person; a file counts their effects."""
 
     def count_effect(what: str, desk: str, order: str, amount: int) -> str:
@@ -81,18 +81,18 @@ def till(effects: Path) -> Mapping[str, Tool]:
 
 
 @dataclass(frozen=True)
-class ApprovalDesk:
+class ApprovalBench:
     """One session whose calls all need a person. Its effects are counted under its `name`."""
 
     name: str
-    ground: Ground
+    workspace: Workspace
     store: Store
     clock: Clock
     guard: GuardRuntime
     tools: Mapping[str, Tool]
     lease: Lease
     policy: ResolvedPolicy
-    beside: Lease
+    other_lease: Lease
     """Another session of the same agent."""
     keyboard: Callable[[int], Keyboard] = TerminalDevice
 
@@ -100,99 +100,105 @@ class ApprovalDesk:
         arguments = {"desk": self.name, "order": order, "amount": amount}
         return Call(f"{self.lease.session}.{number}", using, msgspec.json.encode(arguments))
 
-    async def tries(
+    async def try_call(
         self, call: Call, attempt: int = 1, *, policy: ResolvedPolicy | None = None, lease: Lease | None = None
     ) -> None:
         lease = lease or self.lease
-        standing = standing_of(lease.session, policy or self.policy)
-        await self.guard.call(lease, standing, call, self.tools, attempt)
+        context = standing_of(lease.session, policy or self.policy)
+        await self.guard.call(lease, context, call, self.tools, attempt)
 
-    async def asks(self, call: Call) -> PendingDecision:
+    async def request_approval(self, call: Call) -> PendingDecision:
         """Take a call to the guard for the first time, and find its pending decision."""
-        await self.tries(call, 0)
-        return next(one for one in await list_pending_decisions(self.store) if one.decision == f"{call.id}/approval")
+        await self.try_call(call, 0)
+        return next(
+            decision
+            for decision in await list_pending_decisions(self.store)
+            if decision.decision == f"{call.id}/approval"
+        )
 
-    async def says(self, asked: PendingDecision, verdict: Verdict = "approve", by: str = PERSON) -> None:
-        await self.store.commit(answer_decision(asked, verdict, by, f"{asked.decision}/{verdict}/{by}"))
+    async def answer(self, decision: PendingDecision, verdict: Verdict = "approve", by: str = PERSON) -> None:
+        await self.store.commit(answer_decision(decision, verdict, by, f"{decision.decision}/{verdict}/{by}"))
 
-    async def edits(self, asked: PendingDecision) -> None:
-        await self.store.commit(approve_edited(asked, self.call(EDITED).arguments, PERSON, f"{asked.decision}/edit"))
+    async def edits(self, decision: PendingDecision) -> None:
+        await self.store.commit(
+            approve_edited(decision, self.call(EDITED).arguments, PERSON, f"{decision.decision}/edit")
+        )
 
     async def rules(
-        self, asked: PendingDecision, matcher: RuleMatcher, scope: RuleScope = "session", lasting: int = MINUTE
+        self, decision: PendingDecision, matcher: RuleMatcher, scope: RuleScope = "session", lasting: int = MINUTE
     ) -> str:
         rule = RuleWording(id=f"{self.name}/rule", matcher=matcher, keys=("order",), scope=scope, expires_in=lasting)
-        await self.store.commit(approve_always(asked, rule, PERSON, f"{asked.decision}/always"))
+        await self.store.commit(approve_always(decision, rule, PERSON, f"{decision.decision}/always"))
         return rule.id
 
-    async def forges(self, asked: PendingDecision, by: str, digest: str) -> None:
+    async def forge_answer(self, decision: PendingDecision, by: str, digest: str) -> None:
         """Write an answer into the inbox without the checks of an answer."""
-        made = DecisionMade(decision=asked.decision, verdict="approve", by=by, digest=digest)
-        row = [(DecisionRow, asked.decision)]
-        await self.store.commit(Write(asked.stream, f"{asked.decision}/forged", lambda _: [Draft(made)], row))
+        made = DecisionMade(decision=decision.decision, verdict="approve", by=by, digest=digest)
+        row = [(DecisionRow, decision.decision)]
+        await self.store.commit(Write(decision.stream, f"{decision.decision}/forged", lambda _: [Draft(made)], row))
 
 
-Act = Callable[[ApprovalDesk], Awaitable[object]]
+Act = Callable[[ApprovalBench], Awaitable[object]]
 
 
-def approved(use: Callable[[ApprovalDesk, Call], Awaitable[object]]) -> Act:
+def approve_then(use: Callable[[ApprovalBench, Call], Awaitable[object]]) -> Act:
     """A person approves a call; then `use` uses the approval."""
 
-    async def act(desk: ApprovalDesk) -> None:
-        call = desk.call()
-        await desk.says(await desk.asks(call))
-        await use(desk, call)
+    async def run_case(bench: ApprovalBench) -> None:
+        call = bench.call()
+        await bench.answer(await bench.request_approval(call))
+        await use(bench, call)
 
-    return act
+    return run_case
 
 
-def answered(answer: Callable[[ApprovalDesk, PendingDecision], Awaitable[object]]) -> Act:
+def answer_then(answer: Callable[[ApprovalBench, PendingDecision], Awaitable[object]]) -> Act:
     """A call needs a person; `answer` answers; then the call is tried again."""
 
-    async def act(desk: ApprovalDesk) -> None:
-        call = desk.call()
-        await answer(desk, await desk.asks(call))
-        await desk.tries(call)
+    async def run_case(bench: ApprovalBench) -> None:
+        call = bench.call()
+        await answer(bench, await bench.request_approval(call))
+        await bench.try_call(call)
 
-    return act
+    return run_case
 
 
-def ruled(use: Act, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> Act:
+def make_rule_then(use: Act, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> Act:
     """A person approves a call and makes a rule of it; then `use` uses the rule."""
 
-    async def act(desk: ApprovalDesk) -> None:
-        asked = await desk.asks(desk.call(amount=amount))
-        await desk.rules(asked, SameArguments(asked.same), scope, lasting)
-        await use(desk)
+    async def run_case(bench: ApprovalBench) -> None:
+        decision = await bench.request_approval(bench.call(amount=amount))
+        await bench.rules(decision, SameArguments(decision.same), scope, lasting)
+        await use(bench)
 
-    return act
+    return run_case
 
 
-def hasty(act: Act) -> Act:
+def expire_soon(act: Act) -> Act:
     """The same, under a policy whose approvals expire soon."""
-    return lambda desk: act(replace(desk, policy=policy_of(desk.policy.name, expiry=SOON)))
+    return lambda bench: act(replace(bench, policy=policy_of(bench.policy.name, expiry=SOON)))
 
 
-async def use_late(desk: ApprovalDesk, call: Call) -> None:
-    await desk.clock.sleep(TOO_LATE)
-    await desk.tries(call)
+async def use_late(bench: ApprovalBench, call: Call) -> None:
+    await bench.clock.sleep(TOO_LATE)
+    await bench.try_call(call)
 
 
-async def answer_late(desk: ApprovalDesk, asked: PendingDecision) -> None:
-    await desk.clock.sleep(TOO_LATE)
-    await desk.says(asked)
+async def answer_late(bench: ApprovalBench, decision: PendingDecision) -> None:
+    await bench.clock.sleep(TOO_LATE)
+    await bench.answer(decision)
 
 
-async def use_three_times(desk: ApprovalDesk, call: Call) -> None:
+async def use_three_times(bench: ApprovalBench, call: Call) -> None:
     for attempt in (1, 2, 3):
-        await desk.tries(call, attempt)
+        await bench.try_call(call, attempt)
 
 
-async def type_early(desk: ApprovalDesk, asked: PendingDecision) -> None:
+async def type_early(bench: ApprovalBench, decision: PendingDecision) -> None:
     """Type yes at a terminal before the question is shown, and no after it."""
     person, program = pty.openpty()
 
-    def say_no() -> None:
+    def deny() -> None:
         seen = b""
         while QUESTION.encode() not in seen:
             seen += os.read(person, 1000)
@@ -200,54 +206,54 @@ async def type_early(desk: ApprovalDesk, asked: PendingDecision) -> None:
 
     try:
         os.write(person, b"y\n")
-        answering = asyncio.create_task(asyncio.to_thread(say_no))
-        word = await asyncio.to_thread(ask_freshly, desk.keyboard(program), QUESTION)
+        answering = asyncio.create_task(asyncio.to_thread(deny))
+        word = await asyncio.to_thread(ask_freshly, bench.keyboard(program), QUESTION)
         await answering
     finally:
         os.close(person)
         os.close(program)
-    await desk.says(asked, "approve" if word == "y" else "deny")
+    await bench.answer(decision, "approve" if word == "y" else "deny")
 
 
-async def tamper_with_edit(desk: ApprovalDesk, asked: PendingDecision) -> None:
-    await desk.edits(asked)
-    with closing(connection(desk.ground.url)) as database:
+async def tamper_with_edit(bench: ApprovalBench, decision: PendingDecision) -> None:
+    await bench.edits(decision)
+    with closing(connection(bench.workspace.url)) as database:
         change = "UPDATE events SET body = ? WHERE stream = ? AND kind = 'decision_made'"
-        Hand(database, desk.ground.kind).do(change, desk.call(OTHER).arguments, inbox_stream(desk.lease.session))
+        Hand(database, bench.workspace.kind).do(change, bench.call(OTHER).arguments, inbox_stream(bench.lease.session))
 
 
-async def use_expired_rule(desk: ApprovalDesk) -> None:
-    await desk.clock.sleep(TOO_LATE)
-    await desk.tries(desk.call(number=2), 0)
+async def use_expired_rule(bench: ApprovalBench) -> None:
+    await bench.clock.sleep(TOO_LATE)
+    await bench.try_call(bench.call(number=2), 0)
 
 
-async def use_ended_rule(desk: ApprovalDesk) -> None:
-    rule = f"{desk.name}/rule"
-    await desk.store.commit(end_rule(rule, PERSON, f"{rule}/ended"))
-    await desk.tries(desk.call(number=2), 0)
+async def use_ended_rule(bench: ApprovalBench) -> None:
+    rule = f"{bench.name}/rule"
+    await bench.store.commit(end_rule(rule, PERSON, f"{rule}/ended"))
+    await bench.try_call(bench.call(number=2), 0)
 
 
-async def extend_command(desk: ApprovalDesk) -> None:
-    asked = await desk.asks(desk.call("list orders"))
-    rest = (make_equals_condition("desk", desk.name), make_equals_condition("amount", 7))
-    await desk.rules(asked, EachArgument((ArgvCondition("order", ("list", "orders")), *rest)))
-    await desk.tries(desk.call("list orders -delete", number=2), 0)
+async def extend_command(bench: ApprovalBench) -> None:
+    decision = await bench.request_approval(bench.call("list orders"))
+    rest = (make_equals_condition("desk", bench.name), make_equals_condition("amount", 7))
+    await bench.rules(decision, EachArgument((ArgvCondition("order", ("list", "orders")), *rest)))
+    await bench.try_call(bench.call("list orders -delete", number=2), 0)
 
 
-async def forge_rule(desk: ApprovalDesk) -> None:
-    asked = await desk.asks(desk.call())
+async def forge_rule(bench: ApprovalBench) -> None:
+    decision = await bench.request_approval(bench.call())
     rule = RuleMade(
-        rule=f"{desk.name}/forged",
+        rule=f"{bench.name}/forged",
         tool="pay",
         scope="fleet",
         owner="",
-        matcher=encode_matcher(SameArguments(asked.same)),
+        matcher=encode_matcher(SameArguments(decision.same)),
         keys=("order",),
         by=AN_AGENT,
-        expires_at=asked.expires_at,
+        expires_at=decision.expires_at,
     )
-    await desk.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], [(RuleRow, rule.rule)]))
-    await desk.tries(desk.call(number=2), 0)
+    await bench.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], [(RuleRow, rule.rule)]))
+    await bench.try_call(bench.call(number=2), 0)
 
 
 class ApprovalCase(NamedTuple):
@@ -259,74 +265,83 @@ class ApprovalCase(NamedTuple):
 
 
 HONEST: Final = (
-    ApprovalCase("An honest approval.", approved(lambda desk, call: desk.tries(call)), WRITTEN),
+    ApprovalCase("An honest approval.", approve_then(lambda bench, call: bench.try_call(call)), WRITTEN),
     ApprovalCase(
         "An honest approval, used many times at once.",
-        approved(lambda desk, call: asyncio.gather(*(desk.tries(call, 1 + number) for number in range(TOGETHER)))),
+        approve_then(
+            lambda bench, call: asyncio.gather(*(bench.try_call(call, 1 + number) for number in range(TOGETHER)))
+        ),
         WRITTEN,
     ),
-    ApprovalCase("An honest edit.", answered(ApprovalDesk.edits), EDITED),
-    ApprovalCase("A live rule.", ruled(lambda desk: desk.tries(desk.call(number=2), 0)), WRITTEN),
-    ApprovalCase("The same approval, used a second and a third time.", approved(use_three_times), WRITTEN),
+    ApprovalCase("An honest edit.", answer_then(ApprovalBench.edits), EDITED),
+    ApprovalCase("A live rule.", make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0)), WRITTEN),
+    ApprovalCase("The same approval, used a second and a third time.", approve_then(use_three_times), WRITTEN),
 )
 """What runs exactly once; the first use of an approval that is used again is honest."""
 
 FORGED: Final = (
     ApprovalCase(
         "One byte of the arguments changed after the approval.",
-        approved(lambda desk, call: desk.tries(msgspec.structs.replace(call, arguments=desk.call(OTHER).arguments))),
+        approve_then(
+            lambda bench, call: bench.try_call(msgspec.structs.replace(call, arguments=bench.call(OTHER).arguments))
+        ),
     ),
     ApprovalCase(
         "The policy changed after the approval.",
-        approved(lambda desk, call: desk.tries(call, policy=msgspec.structs.replace(desk.policy, max_steps=51))),
+        approve_then(
+            lambda bench, call: bench.try_call(call, policy=msgspec.structs.replace(bench.policy, max_steps=51))
+        ),
     ),
     ApprovalCase(
         "Another tool was called after the approval.",
-        approved(lambda desk, call: desk.tries(msgspec.structs.replace(call, tool="refund"))),
+        approve_then(lambda bench, call: bench.try_call(msgspec.structs.replace(call, tool="refund"))),
     ),
     ApprovalCase(
         "The approval was given to another session.",
-        approved(lambda desk, call: desk.tries(call, lease=desk.beside)),
+        approve_then(lambda bench, call: bench.try_call(call, lease=bench.other_lease)),
     ),
-    ApprovalCase("A person said no.", answered(lambda desk, asked: desk.says(asked, "deny"))),
-    ApprovalCase("A yes was typed before the question was shown, and a no after it.", answered(type_early)),
-    ApprovalCase("The approval had expired when it was used.", hasty(approved(use_late))),
-    ApprovalCase("The question had expired when a person answered it.", hasty(answered(answer_late))),
-    ApprovalCase("The agent answered its own question.", answered(lambda desk, asked: desk.says(asked, by=AN_AGENT))),
+    ApprovalCase("A person said no.", answer_then(lambda bench, decision: bench.answer(decision, "deny"))),
+    ApprovalCase("A yes was typed before the question was shown, and a no after it.", answer_then(type_early)),
+    ApprovalCase("The approval had expired when it was used.", expire_soon(approve_then(use_late))),
+    ApprovalCase("The question had expired when a person answered it.", expire_soon(answer_then(answer_late))),
+    ApprovalCase(
+        "The agent answered its own question.", answer_then(lambda bench, decision: bench.answer(decision, by=AN_AGENT))
+    ),
     ApprovalCase(
         "The agent wrote the answer into the inbox under its own name.",
-        answered(lambda desk, asked: desk.forges(asked, AN_AGENT, asked.digest)),
+        answer_then(lambda bench, decision: bench.forge_answer(decision, AN_AGENT, decision.digest)),
     ),
     ApprovalCase(
         "An answer without a name was written into the inbox.",
-        answered(lambda desk, asked: desk.forges(asked, "", asked.digest)),
+        answer_then(lambda bench, decision: bench.forge_answer(decision, "", decision.digest)),
     ),
     ApprovalCase(
         "A person's answer to another question was written into the inbox.",
-        answered(lambda desk, asked: desk.forges(asked, PERSON, "0" * 64)),
+        answer_then(lambda bench, decision: bench.forge_answer(decision, PERSON, "0" * 64)),
     ),
-    ApprovalCase("One byte of a person's edit changed in the store.", answered(tamper_with_edit)),
-    ApprovalCase("The rule had expired.", ruled(use_expired_rule, lasting=SOON)),
-    ApprovalCase("The rule had been revoked.", ruled(use_ended_rule)),
+    ApprovalCase("One byte of a person's edit changed in the store.", answer_then(tamper_with_edit)),
+    ApprovalCase("The rule had expired.", make_rule_then(use_expired_rule, lasting=SOON)),
+    ApprovalCase("The rule had been revoked.", make_rule_then(use_ended_rule)),
     ApprovalCase(
         "The rule was for another session.",
-        ruled(lambda desk: desk.tries(desk.call(number=2), 0, lease=desk.beside)),
+        make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0, lease=bench.other_lease)),
     ),
     ApprovalCase(
         "The rule was for another agent.",
-        ruled(lambda desk: desk.tries(desk.call(number=2), 0, policy=policy_of("another")), "agent"),
+        make_rule_then(lambda bench: bench.try_call(bench.call(number=2), 0, policy=policy_of("another")), "agent"),
     ),
     ApprovalCase(
-        "The rule was for another tool.", ruled(lambda desk: desk.tries(desk.call(using="refund", number=2), 0))
+        "The rule was for another tool.",
+        make_rule_then(lambda bench: bench.try_call(bench.call(using="refund", number=2), 0)),
     ),
     ApprovalCase(
         "The rule was for arguments that differ by one byte.",
-        ruled(lambda desk: desk.tries(desk.call(OTHER, number=2), 0)),
+        make_rule_then(lambda bench: bench.try_call(bench.call(OTHER, number=2), 0)),
     ),
     ApprovalCase("The rule was for a shorter command.", extend_command),
     ApprovalCase(
         "The rule was for a call of critical risk, which always needs a person.",
-        ruled(lambda desk: desk.tries(desk.call(amount=CRITICAL, number=2), 0), amount=CRITICAL),
+        make_rule_then(lambda bench: bench.try_call(bench.call(amount=CRITICAL, number=2), 0), amount=CRITICAL),
     ),
     ApprovalCase("The agent wrote a rule into the journal under its own name.", forge_rule),
 )
@@ -339,7 +354,7 @@ WORKER: Final = WorkerId("drill")
 T = TypeVar("T")
 
 
-class Gullible(Relay):
+class Gullible(StoreProxy):
     """The teeth: a store behind which every digest is right and every rule matches."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
@@ -353,7 +368,7 @@ class Gullible(Relay):
         return await self._store.commit(write)
 
 
-class Hasty(TerminalDevice):
+class ExpiringPolicy(TerminalDevice):
     """The teeth: a terminal that takes what was typed before a question as its answer."""
 
     def drop(self) -> None:
@@ -365,9 +380,9 @@ def _match_anything(row: RuleRow) -> RuleRow:
     return msgspec.structs.replace(row, matcher=encode_matcher(anything))
 
 
-def _agree_with(asked: CallRequest) -> Decide:
+def _agree_with(request: CallRequest) -> Decide:
     """Judge a call with every decision changed into a yes to this very call."""
-    need = asked.approval
+    need = request.approval
 
     def agree(row: Row | None) -> Row | None:
         if need is None or not isinstance(row, DecisionRow):
@@ -376,7 +391,7 @@ def _agree_with(asked: CallRequest) -> Decide:
         agreed = digest_edit(need.digest, need.edited) if edited else need.digest
         return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
 
-    return lambda rows: judge_call(asked, AlteredRows(rows, agree))
+    return lambda rows: judge_call(request, AlteredRows(rows, agree))
 
 
 def run(setting: Setting) -> DrillResult:
@@ -386,43 +401,45 @@ def run(setting: Setting) -> DrillResult:
     for number in range(rounds):
         setting.progress(number, rounds, f"{len(CASES)} approvals are used and misused")
         # A store for each round: with teeth, the rules of one round would answer the questions of the next.
-        with own_store(in_memory(setting)) as ground:
-            effects, kind = ground.folder / "effects", ground.kind
+        with own_store(use_memory_file(setting)) as workspace:
+            effects, kind = workspace.folder / "effects", workspace.kind
             effects.touch()
-            asyncio.run(_round(ground, effects, number, teeth=setting.teeth))
-            violations += amiss(effects.read_text().splitlines(), number)
+            asyncio.run(_round(workspace, effects, number, teeth=setting.teeth))
+            violations += find_violations(effects.read_text().splitlines(), number)
     setting.progress(rounds, rounds, "checked")
     counts = {"rounds": rounds, "honest": len(HONEST), "forged": len(FORGED)}
     return result(DRILL.name, kind, rounds * len(CASES), violations, counts)
 
 
-async def _round(ground: Ground, effects: Path, number: int, *, teeth: bool) -> None:
-    async with ground.opened() as real:
+async def _round(workspace: Workspace, effects: Path, number: int, *, teeth: bool) -> None:
+    async with workspace.open_store() as real:
         store: Store = Gullible(real) if teeth else real
-        keyboard = Hasty if teeth else TerminalDevice
-        desks = [await _desk(ground, store, effects, f"{number}-{place}", keyboard) for place in range(len(CASES))]
-        await asyncio.gather(*(case.act(desk) for case, desk in zip(CASES, desks, strict=True)))
+        keyboard = ExpiringPolicy if teeth else TerminalDevice
+        desks = [
+            await _make_bench(workspace, store, effects, f"{number}-{place}", keyboard) for place in range(len(CASES))
+        ]
+        await asyncio.gather(*(case.act(bench) for case, bench in zip(CASES, desks, strict=True)))
 
 
-async def _desk(
-    ground: Ground, store: Store, effects: Path, session: str, keyboard: type[TerminalDevice]
-) -> ApprovalDesk:
+async def _make_bench(
+    workspace: Workspace, store: Store, effects: Path, session: str, keyboard: type[TerminalDevice]
+) -> ApprovalBench:
     policy, clock = policy_of(), SystemClock()
-    return ApprovalDesk(
+    return ApprovalBench(
         name=session,
-        ground=ground,
+        workspace=workspace,
         store=store,
         clock=clock,
-        guard=doors(store, clock),
-        tools=till(effects),
-        lease=await begun(store, WORKER, session, policy),
+        guard=make_guard_runtime(store, clock),
+        tools=make_tools(effects),
+        lease=await begin_session(store, WORKER, session, policy),
         policy=policy,
-        beside=await begun(store, WORKER, f"{session}-beside", policy),
+        other_lease=await begin_session(store, WORKER, f"{session}-beside", policy),
         keyboard=keyboard,
     )
 
 
-def amiss(effects: Sequence[str], number: int = 0) -> list[str]:
+def find_violations(effects: Sequence[str], number: int = 0) -> list[str]:
     """Compare what ran in a round with what should have run, by the outside count alone."""
     ran = Counter(effects)
     honest = {f"{number}-{place}\tpay\t{case.runs}": case for place, case in enumerate(CASES) if case.runs}

@@ -23,7 +23,7 @@ from halter.runtime.assemble import ProtectedPathsFactory, assemble_agent, list_
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import attend_session, begin_session
 from halter.settings import Settings
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result
 
 ROUNDS: Final = 1
 RAISED: Final = "name: clerk\nlimits: {max_cost_usd: 500}\n"
@@ -49,7 +49,7 @@ class Attempt(msgspec.Struct, frozen=True):
     honest: bool = False
 
 
-def _linked(target: str) -> Happens:
+def _link_to(target: str) -> Happens:
     def happens(home: Path) -> None:
         (home / "clerk" / "desk").rename(home / "aside")
         (home / "clerk" / "desk").symlink_to(home / target)
@@ -57,7 +57,7 @@ def _linked(target: str) -> Happens:
     return happens
 
 
-def _moved(home: Path) -> None:
+def _move_folder(home: Path) -> None:
     (home / "clerk" / "desk").rename(home / "clerk" / ".agents" / "desk")
     (home / "clerk" / "desk").symlink_to(".agents/desk")
 
@@ -83,11 +83,11 @@ ROOTS: Final[Mapping[str, str]] = {
 ATTEMPTS: Final = (
     Attempt("an honest root", "desk", honest=True),
     *(Attempt(f"a root over {name}", root) for name, root in ROOTS.items()),
-    Attempt("a link to its own folder, made later", "desk", _linked("clerk")),
-    Attempt("a link to the folder above, made later", "desk", _linked("")),
-    Attempt("a link to the settings, made later", "desk", _linked("settings")),
-    Attempt("a link to its skills, made later", "desk", _linked("clerk/.agents/skills")),
-    Attempt("a root that is moved into its skills", "desk", _moved),
+    Attempt("a link to its own folder, made later", "desk", _link_to("clerk")),
+    Attempt("a link to the folder above, made later", "desk", _link_to("")),
+    Attempt("a link to the settings, made later", "desk", _link_to("settings")),
+    Attempt("a link to its skills, made later", "desk", _link_to("clerk/.agents/skills")),
+    Attempt("a root that is moved into its skills", "desk", _move_folder),
     Attempt("a hard link to the trust file", "desk", _hard),
 )
 
@@ -95,44 +95,44 @@ ATTEMPTS: Final = (
 def run(setting: Setting) -> DrillResult:
     rounds, violations = setting.seeds or ROUNDS, list[str]()
     cases = [attempt for _ in range(rounds) for attempt in ATTEMPTS]
-    with own_store(setting) as ground:
+    with own_store(setting) as workspace:
         for done, attempt in enumerate(cases):
             setting.progress(done, len(cases), attempt.name)
-            home = ground.folder / f"home-{done}"
-            violations += asyncio.run(_tried(ground, home, attempt, teeth=setting.teeth))
+            home = workspace.folder / f"home-{done}"
+            violations += asyncio.run(_try_attempt(workspace, home, attempt, teeth=setting.teeth))
         setting.progress(len(cases), len(cases), "checked")
-    return result(DRILL.name, ground.kind, len(cases), violations, {"rounds": rounds, "attempts": len(ATTEMPTS)})
+    return result(DRILL.name, workspace.kind, len(cases), violations, {"rounds": rounds, "attempts": len(ATTEMPTS)})
 
 
 def _protect_nothing(*_: object) -> ProtectedPaths:
     return NO_PROTECTED_PATHS
 
 
-async def _tried(ground: Ground, home: Path, attempt: Attempt, *, teeth: bool) -> list[str]:
-    settings = _furnish(ground, home, attempt)
+async def _try_attempt(workspace: Workspace, home: Path, attempt: Attempt, *, teeth: bool) -> list[str]:
+    settings = _prepare(workspace, home, attempt)
     protects: ProtectedPathsFactory = _protect_nothing if teeth else list_protected_paths
-    before = seen(home)
+    before = read_files(home)
     async with open_runtime(settings) as app:
         # An agent that is not loaded tries nothing; its files are compared all the same.
         with suppress(ConfigError):
-            before = await _acted(app, home, attempt, protects)
-    return amiss(home, attempt, before)
+            before = await _act(app, home, attempt, protects)
+    return find_violations(home, attempt, before)
 
 
-async def _acted(app: Runtime, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
+async def _act(app: Runtime, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
     """Load the agent, change the disk, and let its model try; return the files as they were before it tried."""
     async with assemble_agent(app, home / "clerk", protects=protects) as agent, models_of(app, agent) as models:
         if attempt.happens is not None:
             attempt.happens(home)
-        before, worker = seen(home), make_worker_id("drill", app.ids)
+        before, worker = read_files(home), make_worker_id("drill", app.ids)
         async with keep_leases(app.store, app.clock, worker):
             context = AgentContext(app, agent, models, worker)
             await attend_session(context, await begin_session(context, "Go.", "task"))
         return before
 
 
-def amiss(home: Path, attempt: Attempt, before: Mapping[str, bytes]) -> list[str]:
-    now, where = seen(home), f"{attempt.name}:"
+def find_violations(home: Path, attempt: Attempt, before: Mapping[str, bytes]) -> list[str]:
+    now, where = read_files(home), f"{attempt.name}:"
     wrong = [
         f"{where} {path} was changed."
         for path in sorted(before.keys() | now.keys())
@@ -143,7 +143,7 @@ def amiss(home: Path, attempt: Attempt, before: Mapping[str, bytes]) -> list[str
     return wrong
 
 
-def seen(home: Path) -> dict[str, bytes]:
+def read_files(home: Path) -> dict[str, bytes]:
     """Read all files of agents and settings, without those that the agent may write."""
     found: dict[str, bytes] = {}
     for name in MADE_OF:
@@ -155,7 +155,7 @@ def seen(home: Path) -> dict[str, bytes]:
     return found
 
 
-def _furnish(ground: Ground, home: Path, attempt: Attempt) -> Settings:
+def _prepare(workspace: Workspace, home: Path, attempt: Attempt) -> Settings:
     root = attempt.root.format(home=home)
     clerk = {
         "agent.yaml": "name: clerk\nmode: FULL\nmodel: scripted\nscript: replies.yaml\nlimits: {max_cost_usd: 0.05}\n"
@@ -178,7 +178,7 @@ def _furnish(ground: Ground, home: Path, attempt: Attempt) -> Settings:
     (home / "clerk" / "kept").symlink_to(home / "settings")
     settings, state = home / "settings", home / "state"
     return Settings(
-        store=ground.url,
+        store=workspace.url,
         checkpoints=state / "checkpoints",
         signing_key=state / "signing.key",
         person="drill",

@@ -26,10 +26,10 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, ModelRequest
 from halter.models.providers import Prices, compile_stated_price, is_installed
 from halter.models.wire import Exchange, WireModel
-from halter_drills.checker import StoreContents, check, found_at
+from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result, unseen
-from halter_drills.workload import NO_SECRETS, begun, policy_of, standing_of
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, unseen, use_memory_file
+from halter_drills.workload import NO_SECRETS, begin_session, policy_of, standing_of
 
 Act = Literal["answers", "cuts", "closes", "shortens", "resets", "hangs", "refuses", "unreached"]
 """Answer in full; break off a stream, end it early, or truncate a whole answer; reset the connection; stall; answer
@@ -104,14 +104,14 @@ class BillingProvider:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while await self._one(reader, writer):
+            while await self._serve_one(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.transport.abort()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         body = await reader.readexactly(int(length[1]) if length else 0)
@@ -127,7 +127,7 @@ async def _answer(case: BillingCase, reader: asyncio.StreamReader, writer: async
     """Do as the case says; return whether the connection can be used again."""
     if case.act == "resets":
         return False
-    writer.write(_written(case))
+    writer.write(_render_answer(case))
     await writer.drain()
     if case.act == "hangs":
         await reader.read()
@@ -137,20 +137,20 @@ async def _answer(case: BillingCase, reader: asyncio.StreamReader, writer: async
     return case.act not in ("hangs", "cuts", "shortens")
 
 
-def _written(case: BillingCase) -> bytes:
+def _render_answer(case: BillingCase) -> bytes:
     """What the provider sends before it stops."""
     if case.act == "refuses":
-        return _plain(case.status, _refusal(case))
+        return _render_response(case.status, _refusal(case))
     if case.streamed:
         sent = events(case.wire, case.reports)[: None if case.act == "answers" else case.after]
         chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in sent]
         return b"".join([_STREAM, *chunks, b"" if case.act in ("hangs", "cuts") else b"0\r\n\r\n"])
-    whole = _plain(200, _WHOLE[case.wire]())
+    whole = _render_response(200, _WHOLE[case.wire]())
     sent_bytes = {"hangs": 0, "shortens": len(whole) * case.after // 10}.get(case.act, len(whole))
     return whole[:sent_bytes]
 
 
-def _plain(status: int, body: Mapping[str, Any]) -> bytes:
+def _render_response(status: int, body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body).encode()
     head = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(text)) + text
@@ -224,31 +224,31 @@ def _message_events(_: Reports) -> Iterator[Mapping[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def _generated_report(output: int) -> dict[str, Any]:
+def _make_generated_report(output: int) -> dict[str, Any]:
     said = min(output, len(SAID))
     counted = {"promptTokenCount": INPUT, "cachedContentTokenCount": CACHED, "totalTokenCount": INPUT + output}
     return {"usageMetadata": {**counted, "candidatesTokenCount": said, "thoughtsTokenCount": output - said}}
 
 
-def _generated(word: str, output: int, finish: str | None = None) -> dict[str, Any]:
+def _make_generated(word: str, output: int, finish: str | None = None) -> dict[str, Any]:
     candidate = {"content": {"role": "model", "parts": [{"text": word}]}, "index": 0}
     ended = {**candidate, "finishReason": finish} if finish else candidate
-    return {"candidates": [ended], "modelVersion": "m", "responseId": "r", **_generated_report(output)}
+    return {"candidates": [ended], "modelVersion": "m", "responseId": "r", **_make_generated_report(output)}
 
 
-def _generated_events(_: Reports) -> Iterator[Mapping[str, Any]]:
+def _make_generated_events(_: Reports) -> Iterator[Mapping[str, Any]]:
     for number, word in enumerate(SAID, start=1):
-        yield _generated(word, number)
-    yield _generated("", OUTPUT, "STOP")
+        yield _make_generated(word, number)
+    yield _make_generated("", OUTPUT, "STOP")
 
 
-_EVENTS: Final = {"openai": _chat_events, "anthropic": _message_events, "google": _generated_events}
+_EVENTS: Final = {"openai": _chat_events, "anthropic": _message_events, "google": _make_generated_events}
 _WHOLE: Final = {
     "openai": _chat_whole,
     "anthropic": _message_whole,
-    "google": lambda: _generated("".join(SAID), OUTPUT, "STOP"),
+    "google": lambda: _make_generated("".join(SAID), OUTPUT, "STOP"),
 }
-_REPORT: Final = {"openai": _chat_report, "anthropic": _message_report, "google": _generated_report}
+_REPORT: Final = {"openai": _chat_report, "anthropic": _message_report, "google": _make_generated_report}
 
 
 WIRES: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
@@ -286,20 +286,20 @@ class ByAddress(Prices):
 class TrustingWire(WireModel):
     """The teeth: a wire that takes any usage report for the final one."""
 
-    def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
-        made = super()._failed(seen, error, begun=begun)
+    def _make_error(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+        made = super()._make_error(seen, error, begun=begun)
         made.final = True
         return made
 
-    def _finished(self, response: Any, seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
+    def _finish(self, response: Any, seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         try:
-            return super()._finished(response, seen, prompt, streamed=streamed)
+            return super()._finish(response, seen, prompt, streamed=streamed)
         except ModelError as error:
             error.final = True
             raise
 
 
-def planned(rounds: int = 1) -> list[BillingCase]:
+def plan_cases(rounds: int = 1) -> list[BillingCase]:
     """Plan every way in which a provider answers, `rounds` times."""
     numbers = count()
     return [
@@ -350,25 +350,25 @@ def _refusals(wire: WireFormat) -> Iterator[BillingCase]:
 def run(setting: Setting) -> DrillResult:
     if lacking():
         raise ConfigError(lacking())
-    return run_cases(setting, planned(setting.seeds or 1))
+    return run_cases(setting, plan_cases(setting.seeds or 1))
 
 
 def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
-    with own_store(in_memory(setting)) as ground, children(__name__) as started:
+    with own_store(use_memory_file(setting)) as workspace, children(__name__) as started:
         setting.progress(0, len(cases), "a provider begins to serve")
         providing = started.start(biller, cases)
-        port: int = providing.hear()
-        asyncio.run(_ask(ground, cases, port, teeth=setting.teeth))
-        providing.tell("the ledger")
-        ledger: dict[int, int] = providing.hear()
-        found = found_at(ground.url)
+        port: int = providing.receive()
+        asyncio.run(_ask(workspace, cases, port, teeth=setting.teeth))
+        providing.send("the ledger")
+        ledger: dict[int, int] = providing.receive()
+        contents = read_store(workspace.url)
         setting.progress(len(cases), len(cases), "checked")
-    violations = [*check(found), *compared(cases, ledger, found)]
+    violations = [*check(contents), *compare(cases, ledger, contents)]
     counts = {"requests": len(cases), "billed_usd_micros": sum(ledger.values()), "asked": len(ledger)}
-    return result(DRILL.name, ground.kind, len(cases), violations, counts)
+    return result(DRILL.name, workspace.kind, len(cases), violations, counts)
 
 
-async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth: bool) -> None:
+async def _ask(workspace: Workspace, cases: Sequence[BillingCase], port: int, *, teeth: bool) -> None:
     plain, cached, written = PRICE
     own = {"paid": Price(plain, written, cache_read=cached)}
     prices = ByAddress(own) if teeth else Prices(own)
@@ -383,11 +383,11 @@ async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth
             url = f"http://127.0.0.1:{at}{_PATHS[case.wire]}"
             made[case.model, at] = wire(ModelName.parse(case.model), case.wire, url, "made-up", base_url=url)
         async with limit:
-            await doors.request(lease, standing, _request(case), made[case.model, at])
+            await doors.request(lease, context, _request(case), made[case.model, at])
 
-    async with ground.opened() as store:
+    async with workspace.open_store() as store:
         doors = GuardRuntime(store, SystemClock(), redact=str, secrets=NO_SECRETS, prices=prices)
-        lease, standing = await begun(store, WorkerId("billing"), "s", policy), standing_of("s", policy)
+        lease, context = await begin_session(store, WorkerId("billing"), "s", policy), standing_of("s", policy)
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             try:
@@ -406,12 +406,12 @@ def _request(case: BillingCase) -> ModelRequest:
     return ModelRequest(id=f"s.{case.number}", prompt=prompt, timeout=timeout, listen=listen)
 
 
-def compared(cases: Sequence[BillingCase], ledger: Mapping[int, int], found: StoreContents) -> list[str]:
-    settled = {event.facts["request"] for event in found.events if event.kind == "request_settled"}
+def compare(cases: Sequence[BillingCase], ledger: Mapping[int, int], contents: StoreContents) -> list[str]:
+    settled = {event.facts["request"] for event in contents.events if event.kind == "request_settled"}
     wrong: list[str] = []
     for case in cases:
         billed, request = ledger.get(case.number, 0), f"s.{case.number}/0"
-        recorded = found.spends.get(request, 0)
+        recorded = contents.spends.get(request, 0)
         # Given up before a busy provider had read it, which no client can know.
         unread = case.act == "hangs" and case.number not in ledger
         if case.model in UNKNOWN:

@@ -215,30 +215,30 @@ class Canary:
         return frozenset(
             data[at : at + WIDTH]
             for secret in self.secrets
-            for data in (*_spelled(secret), *(run.encode() for run in _RUN.findall(secret)))
+            for data in (*_spellings(secret), *(run.encode() for run in _RUN.findall(secret)))
             for at in range(len(data) - WIDTH + 1)
         )
 
 
-def drawn(chance: random.Random, alphabet: str, length: int) -> str:
+def draw(rng: random.Random, alphabet: str, length: int) -> str:
     if alphabet == "m":
-        return " ".join("".join(chance.choices(string.ascii_lowercase, k=6)) for _ in range(length))
-    return "".join(chance.choices(ALPHABETS[alphabet], k=length))
+        return " ".join("".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(length))
+    return "".join(rng.choices(ALPHABETS[alphabet], k=length))
 
 
-def values(chance: random.Random) -> dict[str, str]:
+def values(rng: random.Random) -> dict[str, str]:
     """Make up an agent's secrets: a plain one, one with special characters, and one with several lines."""
     signs = ['"', "\\", "/", "+", " ", "&", "é", "<", "'", "🔑"]
-    odd = "".join(f"{sign}{drawn(chance, 'A', WIDTH)}" for sign in signs)
-    lines = "\n".join(drawn(chance, "A", 40) for _ in range(3))
-    return {"PLAIN": drawn(chance, "A", 40), "ODD": odd, "LINES": lines}
+    odd = "".join(f"{sign}{draw(rng, 'A', WIDTH)}" for sign in signs)
+    lines = "\n".join(draw(rng, "A", 40) for _ in range(3))
+    return {"PLAIN": draw(rng, "A", 40), "ODD": odd, "LINES": lines}
 
 
-def key(chance: random.Random, family: str, form: str) -> Canary:
+def key(rng: random.Random, family: str, form: str) -> Canary:
     secrets: list[str] = []
 
     def fill(found: re.Match[str]) -> str:
-        piece = drawn(chance, found[2], int(found[3]))
+        piece = draw(rng, found[2], int(found[3]))
         if not found[1] and len(piece) >= WIDTH:
             secrets.append(piece)
         return piece
@@ -275,7 +275,7 @@ SPELLINGS: Final[Mapping[str, Spell]] = {
 }
 
 
-def spelled(name: str, value: str, spelling: str) -> Canary:
+def spell(name: str, value: str, spelling: str) -> Canary:
     return Canary(f"The secret {name}", SPELLINGS[spelling](value), (value,))
 
 
@@ -286,7 +286,7 @@ _WHOLE: Final = (
 """The encodings of which every part encodes a part of the secret."""
 
 
-def _spelled(secret: str) -> Iterator[bytes]:
+def _spellings(secret: str) -> Iterator[bytes]:
     for name in _WHOLE:
         yield SPELLINGS[name](secret).encode()
     data, wide = secret.encode(), secret.encode("utf-16-le")

@@ -33,16 +33,16 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.state.lifecycle import start_session
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills import checker
-from halter_drills.checker import RecordedEvent, check, found_at
+from halter_drills.checker import RecordedEvent, check, read_store
 from halter_drills.children import PATIENCE, ChildStuck, wait_until_stopped
 from halter_drills.drill import (
     Drill,
     DrillBroken,
     DrillResult,
-    Ground,
     Setting,
+    Workspace,
     connection,
-    examined,
+    examine,
     own_store,
     result,
 )
@@ -114,7 +114,7 @@ async def pay(part: str, key: CallKey) -> str:
 '''
 
 
-def made(home: Path) -> Path:
+def make_home(home: Path) -> Path:
     """Write the agent's folder, the fleet's file and a trust file."""
     folder = home / AGENT
     folder.mkdir()
@@ -135,7 +135,7 @@ def sessions(count: int) -> Iterator[tuple[str, Errand]]:
         yield f"{AGENT}.{errand}-{number + 1}", errand
 
 
-def begun(session: str, errand: Errand) -> Write:
+def make_start_write(session: str, errand: Errand) -> Write:
     """Start a session: one that sleeps is autonomous, the others are tasks of a trigger."""
     own = errand == "sleeps"
     event = SessionStarted(
@@ -150,7 +150,7 @@ def begun(session: str, errand: Errand) -> Write:
     )
 
 
-def paid(home: Path) -> Counter[str]:
+def count_paid(home: Path) -> Counter[str]:
     """Read how often each call had its effect outside."""
     return Counter((home / EFFECTS).read_text().split("\n")[:-1])
 
@@ -220,13 +220,13 @@ class WorkerProcess(msgspec.Struct, frozen=True):
         self.process.send_signal(signal.SIGSTOP)
         wait_until_stopped(self.pid)
 
-    def ended(self, patience: float = PATIENCE) -> int:
+    def wait_ended(self, max_wait: float = PATIENCE) -> int:
         try:
-            return self.process.wait(patience)
+            return self.process.wait(max_wait)
         except subprocess.TimeoutExpired:
-            raise ChildStuck(f"A worker of the drill did not end within {patience:.0f} s.") from None
+            raise ChildStuck(f"A worker of the drill did not end within {max_wait:.0f} s.") from None
 
-    def acknowledged(self) -> Iterator[LoggedLine]:
+    def read_acknowledged(self) -> Iterator[LoggedLine]:
         """Read the events that were acknowledged to it; the last line of a killed worker may be cut off."""
         for line in self.output.read_bytes().split(b"\n")[:-1]:
             logged = json.loads(line)
@@ -237,7 +237,7 @@ class WorkerProcess(msgspec.Struct, frozen=True):
         return self.errors.read_text("utf-8", "replace").strip()
 
     @property
-    def crashed(self) -> bool:
+    def has_crashed(self) -> bool:
         return "Traceback" in self.complaints()
 
 
@@ -271,7 +271,7 @@ def environ(home: Path) -> Mapping[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HALTER_")}
     own = {"HOME": home, "XDG_CONFIG_HOME": home / CONFIG, "XDG_STATE_HOME": home / "state"}
     own["HALTER_FLEET"] = home / "halter.yaml"
-    return kept | {name: str(place) for name, place in own.items()} | {"HALTER_PERSON": PERSON}
+    return kept | {name: str(folder) for name, folder in own.items()} | {"HALTER_PERSON": PERSON}
 
 
 @contextmanager
@@ -299,7 +299,7 @@ BURST: Final = 0.5
 SESSIONS_PER_ROUND: Final = 60
 
 
-class Blow(NamedTuple):
+class Fault(NamedTuple):
     """One event of the plan, in seconds from the start, for one of the workers' places."""
 
     at: float
@@ -311,27 +311,27 @@ def rounds(sessions: int) -> int:
     return max(1, round(sessions / SESSIONS_PER_ROUND))
 
 
-def planned(seed: int, count: int) -> Sequence[Blow]:
+def plan_faults(seed: int, count: int) -> Sequence[Fault]:
     """Plan `count` rounds. In each, one worker is stopped, another is killed, and the server is stopped hard.
 
     Between rounds the third one is killed. There is always one that is untouched or has just been started.
     """
-    chance = random.Random(seed)
-    return sorted(blow for number in range(count) for blow in _round(chance, number, last=number == count - 1))
+    rng = random.Random(seed)
+    return sorted(fault for number in range(count) for fault in _round(rng, number, last=number == count - 1))
 
 
-def _round(chance: random.Random, number: int, *, last: bool) -> Iterator[Blow]:
+def _round(rng: random.Random, number: int, *, last: bool) -> Iterator[Fault]:
     begin = FIRST + number * ROUND
-    first, second, third = chance.sample(range(WORKERS), WORKERS)
-    stop = begin + chance.uniform(0, 0.5)
-    yield Blow(stop, "stop", first)
-    yield Blow(begin + chance.uniform(0.6, 2), "kill", second)
+    first, second, third = rng.sample(range(WORKERS), WORKERS)
+    stop = begin + rng.uniform(0, 0.5)
+    yield Fault(stop, "stop", first)
+    yield Fault(begin + rng.uniform(0.6, 2), "kill", second)
     if number == 0:
-        yield Blow(begin + 16, "skew")
-    yield Blow(begin + chance.uniform(6, 9), "restart")
-    yield Blow(stop + STOPPED, "go on", first)
+        yield Fault(begin + 16, "skew")
+    yield Fault(begin + rng.uniform(6, 9), "restart")
+    yield Fault(stop + STOPPED, "go on", first)
     if not last:
-        yield Blow(stop + STOPPED + chance.uniform(0.5, 2), "kill", third)
+        yield Fault(stop + STOPPED + rng.uniform(0.5, 2), "kill", third)
 
 
 def beginnings(sessions: int, count: int) -> Sequence[float]:
@@ -376,34 +376,38 @@ class ChaosSeen:
     stalled: int = 0
 
 
-def judged(
-    ground: Ground, all_workers: Sequence[WorkerProcess], living: Sequence[WorkerProcess], seen: ChaosSeen, total: int
+def judge(
+    workspace: Workspace,
+    all_workers: Sequence[WorkerProcess],
+    living: Sequence[WorkerProcess],
+    seen: ChaosSeen,
+    total: int,
 ) -> tuple[list[str], dict[str, Any]]:
     async def verified() -> list[str]:
-        async with ground.opened() as store:
-            return await examined(store)
+        async with workspace.open_store() as store:
+            return await examine(store)
 
-    ended = [*refused(seen.skewed), *drained(living)]
-    found = found_at(ground.url)
-    effects = paid(ground.folder)
-    late, longest = lateness(found.events, seen)
+    ended = [*check_refused(seen.skewed), *drain_workers(living)]
+    contents = read_store(workspace.url)
+    effects = count_paid(workspace.folder)
+    late, longest = lateness(contents.events, seen)
     wrong = [
-        *shared(all_workers),
-        *check(found),
-        *unended(found.events, total),
+        *find_shared(all_workers),
+        *check(contents),
+        *find_unended(contents.events, total),
         *asyncio.run(verified()),
-        *lost(ground, all_workers),
-        *checker.paid(found.events, {call: [PRICE] * times for call, times in effects.items()}),
-        *unpaid(found.events, effects),
+        *find_lost(workspace, all_workers),
+        *checker.check_paid(contents.events, {call: [PRICE] * times for call, times in effects.items()}),
+        *find_unpaid(contents.events, effects),
         *late,
-        *(f"{each.name} wrote a traceback: {each.complaints()[-TOLD:]}" for each in all_workers if each.crashed),
+        *(f"{each.name} wrote a traceback: {each.complaints()[-TOLD:]}" for each in all_workers if each.has_crashed),
         *ended,
     ]
-    kinds = [event.kind for event in found.events]
+    kinds = [event.kind for event in contents.events]
     counts = {
         "workers": len(all_workers),
         "revived": seen.revived,
-        "events": len(found.events),
+        "events": len(contents.events),
         "payments": len(effects),
         "caps_reached": kinds.count("cost_cap_reached"),
         "doubts_answered": seen.answered,
@@ -414,7 +418,7 @@ def judged(
     return wrong, counts
 
 
-def unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
+def find_unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
     """Check that each session ended once, in the expected state."""
     ends: dict[str, list[str]] = defaultdict(list)
     for event in events:
@@ -425,22 +429,22 @@ def unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
             yield f"The session {session} ended {ends[f'session:{session}']} instead of {ENDS[errand]}."
 
 
-def lost(ground: Ground, all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
+def find_lost(workspace: Workspace, all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
     """Check that every event that was acknowledged to a worker is there."""
-    with closing(connection(ground.url)) as database:
+    with closing(connection(workspace.url)) as database:
         rows = database.execute("SELECT stream, seq, hash FROM events").fetchall()
     kept = {(stream, seq): bytes(value).hex() for stream, seq, value in rows}
     for worker in all_workers:
-        for line in worker.acknowledged():
+        for line in worker.read_acknowledged():
             if kept.get((line.stream, line.seq)) != line.hash:
                 yield f"Event {line.seq} of {line.stream} was acknowledged to {worker.name} and is lost."
 
 
-def shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
+def find_shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
     """Check that each generation of a session has one worker."""
     owners: dict[tuple[str, int], set[str]] = defaultdict(set)
     for worker in all_workers:
-        for line in worker.acknowledged():
+        for line in worker.read_acknowledged():
             if line.stream.startswith("session:") and not line.stream.endswith("/in") and line.generation:
                 owners[line.stream, line.generation].add(worker.name)
     for (stream, generation), names in owners.items():
@@ -448,7 +452,7 @@ def shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
             yield f"Generation {generation} of {stream} was written by {' and '.join(sorted(names))}."
 
 
-def unpaid(events: Sequence[RecordedEvent], effects: Mapping[str, int]) -> Iterator[str]:
+def find_unpaid(events: Sequence[RecordedEvent], effects: Mapping[str, int]) -> Iterator[str]:
     """Check that every settled payment had its effect, and every effect its intent."""
     begun = {event.facts["call"] for event in events if event.kind == "call_started" and event.facts["tool"] == "pay"}
     for event in events:
@@ -477,14 +481,14 @@ def lateness(events: Sequence[RecordedEvent], seen: ChaosSeen) -> tuple[list[str
             if stream not in ended:
                 wrong.append(f"{orphan.session} got no new owner.")
             continue
-        after = min(later) - since(orphan.alive_until, min(later), seen)
+        after = min(later) - find_orphaned_since(orphan.alive_until, min(later), seen)
         longest = max(longest, after)
         if after > WITHIN + seen.stalled:
             wrong.append(f"{orphan.session} got a new owner {after / SECOND:.1f} s after its lease had expired.")
     return wrong, longest
 
 
-def since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
+def find_orphaned_since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
     """Compute from when on an orphan could get a new owner.
 
     Not while the server was down. If another worker was killed or stopped meanwhile, it may have been the new owner:
@@ -499,23 +503,23 @@ def since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
     return min(moment, resumed)
 
 
-def refused(skewed: WorkerProcess | None) -> Iterator[str]:
+def check_refused(skewed: WorkerProcess | None) -> Iterator[str]:
     """Check that a worker with a wrong clock reported it, and did nothing."""
     if skewed is None:
         return
-    code, output = skewed.ended(), skewed.complaints()
+    code, output = skewed.wait_ended(), skewed.complaints()
     if code != REFUSES or REFUSAL not in output:
         yield f"A worker whose clock was two hours ahead ended with {code}: {output}"
-    if any(line.generation for line in skewed.acknowledged()):
+    if any(line.generation for line in skewed.read_acknowledged()):
         yield "A worker whose clock was two hours ahead took a session."
 
 
-def drained(living: Sequence[WorkerProcess]) -> Iterator[str]:
+def drain_workers(living: Sequence[WorkerProcess]) -> Iterator[str]:
     """End the remaining workers with SIGTERM, and check that they exit with 0."""
     for worker in living:
         worker.process.send_signal(signal.SIGTERM)
     for worker in living:
-        code = worker.ended()
+        code = worker.wait_ended()
         if code != 0:
             yield f"{worker.name} exited with {code} after SIGTERM: {worker.complaints()}"
 
@@ -538,38 +542,38 @@ BEATEN: Final = "SELECT MAX(alive_until) FROM workers WHERE about <> '' AND abou
 class ChaosScene:
     """The running drill: its workers, each at its place, and what was seen so far."""
 
-    ground: Ground
+    workspace: Workspace
     cluster: Cluster | None
-    started: Workers
+    workers: Workers
     how: Sequence[str]
-    places: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
+    processes: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
     stopped: set[int] = field(default_factory=set[int])
     resumed: dict[int, int] = field(default_factory=dict[int, int])
-    seen: ChaosSeen = field(default_factory=ChaosSeen)
+    observed: ChaosSeen = field(default_factory=ChaosSeen)
     clock: SystemClock = field(default_factory=SystemClock)
 
     def open(self) -> None:
-        self.places = [self.started.start(self.how) for _ in range(WORKERS)]
+        self.processes = [self.workers.start(self.how) for _ in range(WORKERS)]
         deadline = time.monotonic() + SESSIONS_END_WITHIN / SECOND
-        while not all(self._beaten(worker.pid) for worker in self.places):
-            if time.monotonic() > deadline or any(worker.process.poll() is not None for worker in self.places):
-                output = " ".join(worker.complaints() for worker in self.places)
+        while not all(self._beaten(worker.pid) for worker in self.processes):
+            if time.monotonic() > deadline or any(worker.process.poll() is not None for worker in self.processes):
+                output = " ".join(worker.complaints() for worker in self.processes)
                 raise DrillBroken(f"The workers of the drill did not start. {output}")
             time.sleep(LOOK / SECOND)
 
-    async def befall(self, blow: Blow) -> None:
-        if blow.what in ("kill", "stop"):
-            await self._busy(self.places[blow.place])
-        at, worker = self.clock.now(), self.places[blow.place]
-        match blow.what:
+    async def strike(self, fault: Fault) -> None:
+        if fault.what in ("kill", "stop"):
+            await self._busy(self.processes[fault.place])
+        at, worker = self.clock.now(), self.processes[fault.place]
+        match fault.what:
             case "kill":
                 worker.kill()
-                self.seen.orphans += self._owned(worker)
-                self.places[blow.place] = self.started.start(self.how)
+                self.observed.orphans += self._list_owned(worker)
+                self.processes[fault.place] = self.workers.start(self.how)
             case "stop":
                 worker.stop()
                 self.stopped.add(worker.pid)
-                self.seen.orphans += self._owned(worker)
+                self.observed.orphans += self._list_owned(worker)
             case "go on":
                 worker.process.send_signal(signal.SIGCONT)
                 self.stopped.discard(worker.pid)
@@ -580,21 +584,21 @@ class ChaosScene:
             case "restart":
                 return
             case "skew":
-                self.seen.skewed = self.started.start(SKEWED)
-        self.seen.blows.append((blow.what, at, self.clock.now()))
+                self.observed.skewed = self.workers.start(SKEWED)
+        self.observed.blows.append((fault.what, at, self.clock.now()))
 
     async def _busy(self, worker: WorkerProcess) -> None:
         """Wait until a worker has sessions: a blow to an idle one proves nothing."""
         for _ in range(LOOKS):
-            if self._owned(worker):
+            if self._list_owned(worker):
                 return
             await self.clock.sleep(SECOND // 20)
 
-    def _owned(self, worker: WorkerProcess) -> list[Orphan]:
-        with closing(connection(self.ground.url)) as database:
+    def _list_owned(self, worker: WorkerProcess) -> list[Orphan]:
+        with closing(connection(self.workspace.url)) as database:
             return [Orphan(*row) for row in database.execute(OWNED, (str(worker.pid),)).fetchall()]
 
-    def unsettled(self) -> bool:
+    def is_unsettled(self) -> bool:
         """Whether a worker may still act that has lost its sessions and does not know it yet."""
         if self.stopped:
             return True
@@ -604,44 +608,44 @@ class ChaosScene:
         return bool(self.resumed)
 
     def _beaten(self, pid: int) -> int:
-        with closing(connection(self.ground.url)) as database:
+        with closing(connection(self.workspace.url)) as database:
             return database.execute(BEATEN, (str(pid),)).fetchone()[0] or 0
 
 
-async def _lived(scene: ChaosScene, setting: Setting, total: int) -> None:
+async def _run_rounds(scene: ChaosScene, setting: Setting, total: int) -> None:
     """Start sessions and strike all blows; return when all have ended, or after a deadline."""
     count = rounds(total)
-    plan, moments = planned(1, count), beginnings(total, count)
-    store = scene.ground.open().patient(scene.clock)
+    plan, moments = plan_faults(1, count), beginnings(total, count)
+    store = scene.workspace.open().patient(scene.clock)
     began = scene.clock.now()
     try:
         async with asyncio.TaskGroup() as group:
             person = group.create_task(_answer(scene, store))
             more = [group.create_task(_measure_stalls(scene)), group.create_task(_revive(scene))]
             beginning = group.create_task(_begin(scene, store, began, moments, total))
-            for number, blow in enumerate(plan):
-                await _until(scene.clock, began, blow.at)
-                setting.progress(number, len(plan) + 1, blow.what)
-                await scene.befall(blow)
+            for number, fault in enumerate(plan):
+                await _wait_until(scene.clock, began, fault.at)
+                setting.progress(number, len(plan) + 1, fault.what)
+                await scene.strike(fault)
             await beginning
-            await _over(scene, store)
+            await _wait_for_end(scene, store)
             for task in (person, *more):
                 task.cancel()
     finally:
         await store.close()
 
 
-async def _until(clock: SystemClock, began: int, seconds: float) -> None:
+async def _wait_until(clock: SystemClock, began: int, seconds: float) -> None:
     await clock.sleep(max(0, began + round(seconds * SECOND) - clock.now()))
 
 
 async def _begin(scene: ChaosScene, store: Store, began: int, moments: Sequence[float], total: int) -> None:
     for at, (session, errand) in zip(moments, sessions(total), strict=True):
-        await _until(scene.clock, began, at)
-        await store.commit(begun(session, errand))
+        await _wait_until(scene.clock, began, at)
+        await store.commit(make_start_write(session, errand))
 
 
-async def _over(scene: ChaosScene, store: Store) -> None:
+async def _wait_for_end(scene: ChaosScene, store: Store) -> None:
     deadline = scene.clock.now() + SESSIONS_END_WITHIN
     while scene.clock.now() < deadline:
         rows = await store.ask(Query("all_sessions", SessionRow))
@@ -654,21 +658,21 @@ async def _answer(scene: ChaosScene, store: Store) -> None:
     """Answer as a person who checks the payments first; not while a worker without its lease may still pay."""
     while True:
         await scene.clock.sleep(2 * LOOK)
-        for one in await list_pending_decisions(store):
-            if not await asyncio.to_thread(scene.unsettled):
-                answer = "approve" if paid(scene.ground.folder)[one.subject] else "deny"
-                await store.commit(answer_decision(one, answer, PERSON, f"{one.decision}/answer"))
-                scene.seen.answered += 1
+        for decision in await list_pending_decisions(store):
+            if not await asyncio.to_thread(scene.is_unsettled):
+                answer = "approve" if count_paid(scene.workspace.folder)[decision.subject] else "deny"
+                await store.commit(answer_decision(decision, answer, PERSON, f"{decision.decision}/answer"))
+                scene.observed.answered += 1
 
 
 async def _revive(scene: ChaosScene) -> None:
     """Restart workers that ended while the server was down, as a service manager does."""
     while True:
         await scene.clock.sleep(SECOND)
-        for place, worker in enumerate(scene.places):
+        for place, worker in enumerate(scene.processes):
             if worker.process.poll() is not None:
-                scene.places[place] = scene.started.start(scene.how)
-                scene.seen.revived += 1
+                scene.processes[place] = scene.workers.start(scene.how)
+                scene.observed.revived += 1
 
 
 async def _measure_stalls(scene: ChaosScene) -> None:
@@ -676,7 +680,7 @@ async def _measure_stalls(scene: ChaosScene) -> None:
     while True:
         at = scene.clock.now()
         await scene.clock.sleep(SECOND // 20)
-        scene.seen.stalled = max(scene.seen.stalled, scene.clock.now() - at - SECOND // 20)
+        scene.observed.stalled = max(scene.observed.stalled, scene.clock.now() - at - SECOND // 20)
 
 
 @contextmanager
@@ -690,17 +694,17 @@ def _server(setting: Setting) -> Generator[tuple[Setting, Cluster | None]]:
 
 def run(setting: Setting) -> DrillResult:
     total = setting.seeds or SESSIONS
-    with _server(setting) as (on, cluster), own_store(on) as ground:
-        folder = made(ground.folder)
-        asyncio.run(ground.open().close())
-        with workers(ground.folder, folder, ground.url) as started:
-            scene = ChaosScene(ground, cluster, started, UNFENCED if setting.teeth else PLAIN)
+    with _server(setting) as (on, cluster), own_store(on) as workspace:
+        folder = make_home(workspace.folder)
+        asyncio.run(workspace.open().close())
+        with workers(workspace.folder, folder, workspace.url) as started:
+            scene = ChaosScene(workspace, cluster, started, UNFENCED if setting.teeth else PLAIN)
             scene.open()
-            asyncio.run(_lived(scene, setting, total))
-            violations, counts = judged(ground, started.started, scene.places, scene.seen, total)
-        steps = len(planned(1, rounds(total))) + 1
+            asyncio.run(_run_rounds(scene, setting, total))
+            violations, counts = judge(workspace, started.started, scene.processes, scene.observed, total)
+        steps = len(plan_faults(1, rounds(total))) + 1
         setting.progress(steps, steps, "checked")
-    blows = Counter(what for what, _, _ in scene.seen.blows)
+    blows = Counter(what for what, _, _ in scene.observed.blows)
     told = {"kills": blows["kill"], "stops": blows["stop"], "server_stopped": blows["restart"]}
     left_out = {} if cluster else {"left_out": LEFT_OUT}
     return result(DRILL.name, "postgresql", total, violations, told | counts | left_out)

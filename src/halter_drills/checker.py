@@ -60,12 +60,12 @@ EVENTS: Final = "SELECT stream, seq, kind, at, generation, facts FROM events ORD
 BUDGETS: Final = 'SELECT scope, "window", unit, spent, held, overrun FROM budgets'
 
 
-def found_at(url: str) -> StoreContents:
+def read_store(url: str) -> StoreContents:
     with closing(connection(url)) as database:
-        return found_in(database)
+        return read_database(database)
 
 
-def found_in(database: PlainConnection) -> StoreContents:
+def read_database(database: PlainConnection) -> StoreContents:
     return StoreContents(
         [fact(*row) for row in database.execute(EVENTS).fetchall()],
         {(row[0], row[1], row[2]): Sums(*row[3:]) for row in database.execute(BUDGETS).fetchall()},
@@ -80,23 +80,23 @@ def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: byte
 
 
 def check(
-    found: StoreContents, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True
+    contents: StoreContents, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True
 ) -> list[str]:
     """List what is wrong with the order, the owners and the money of a store, as sentences.
 
     `planned` are the caps in force, where the events do not say. With `finished`, every hold must be settled.
     """
     books = Books(planned or {})
-    for event in found.events:
-        books.take(event)
-    return [*order(found), *owners(found.events), *books.violations, *books.compared(found, finished=finished)]
+    for event in contents.events:
+        books.apply(event)
+    return [*order(contents), *owners(contents.events), *books.violations, *books.compare(contents, finished=finished)]
 
 
-def order(found: StoreContents) -> list[str]:
+def order(contents: StoreContents) -> list[str]:
     """Check that each stream is numbered without a gap, forward in time, up to its recorded head."""
     wrong: list[str] = []
     last: dict[str, RecordedEvent] = {}
-    for event in found.events:
+    for event in contents.events:
         before = last.get(event.stream)
         expected = before.seq + 1 if before else 1
         if event.seq != expected:
@@ -105,9 +105,9 @@ def order(found: StoreContents) -> list[str]:
             wrong.append(f"The {event} is older than the one before it.")
         last[event.stream] = event
     ends = {stream: event.seq for stream, event in last.items()}
-    for stream in sorted({*ends, *found.heads}):
-        if ends.get(stream) != found.heads.get(stream):
-            head, end = found.heads.get(stream), ends.get(stream)
+    for stream in sorted({*ends, *contents.heads}):
+        if ends.get(stream) != contents.heads.get(stream):
+            head, end = contents.heads.get(stream), ends.get(stream)
             wrong.append(f"The stream {stream} ends with number {end}, but its head says {head}.")
     return wrong
 
@@ -126,7 +126,7 @@ def owners(events: Iterable[RecordedEvent]) -> list[str]:
     return wrong
 
 
-def paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) -> list[str]:
+def check_paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) -> list[str]:
     """Check the events against the bills of the outside world: each call once, and no less than it cost."""
     settled = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
     charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settled}
@@ -165,7 +165,7 @@ class Books:
     charged: dict[str, int] = field(default_factory=dict[str, int])
     carved: set[str] = field(default_factory=set[str])
 
-    def take(self, event: RecordedEvent) -> None:
+    def apply(self, event: RecordedEvent) -> None:
         facts = event.facts
         match event.kind:
             case "call_started" | "request_started":
@@ -189,7 +189,7 @@ class Books:
         balance = self.accounts[account]
         balance.cap, balance.by_person = event.facts["cap"], True
         balance.overrun += event.facts.get("overrun", 0)
-        self._within(event, account)
+        self._check_within(event, account)
 
     def _cost_cap_reached(self, event: RecordedEvent) -> None:
         """A refusal is right only if the amount exceeds what is unspent, regardless of holds."""
@@ -199,15 +199,17 @@ class Books:
         binding, spent = balance.cap if balance.by_person else self.planned.get(account, cap), balance.spent
         if binding is None or amount <= binding - spent:
             left = "no cap there" if binding is None else f"{binding - spent} left of {binding}"
-            self._say(event, f"refuses {amount} on {_name(account)}, though there was {left}")
+            self._add_violation(event, f"refuses {amount} on {_name(account)}, though there was {left}")
         if (cap, event.facts["spent"]) != (binding, spent):
             claimed = event.facts["spent"]
-            self._say(event, f"says {claimed} of {cap} spent on {_name(account)}, where it was {spent} of {binding}")
+            self._add_violation(
+                event, f"says {claimed} of {cap} spent on {_name(account)}, where it was {spent} of {binding}"
+            )
 
     def _hold(self, event: RecordedEvent, hold: str, legs: list[list[Any]]) -> None:
         self.started[hold] += 1
         if self.started[hold] > 1:
-            self._say(event, f"starts {hold} for the second time")
+            self._add_violation(event, f"starts {hold} for the second time")
         if legs:
             self.open[hold] = legs
         for scope, window, unit, cap, amount in legs:
@@ -217,15 +219,15 @@ class Books:
                 balance.cap = self.planned.get(account, cap)
             balance.held += amount
             if balance.cap is not None and balance.total > balance.cap:
-                self._say(event, f"brings {_name(account)} to {balance.total} of {balance.cap}")
+                self._add_violation(event, f"brings {_name(account)} to {balance.total} of {balance.cap}")
 
     def _settle(self, event: RecordedEvent, hold: str, charge: dict[str, Any] | None) -> None:
         self.settled[hold] += 1
         if self.settled[hold] > 1:
-            self._say(event, f"settles {hold} for the second time")
+            self._add_violation(event, f"settles {hold} for the second time")
             return
         if hold not in self.started:
-            self._say(event, f"settles {hold}, which was never started")
+            self._add_violation(event, f"settles {hold}, which was never started")
             return
         legs = self.open.pop(hold, [])
         if charge is None:
@@ -244,27 +246,27 @@ class Books:
         for scope, window, unit, amount in charge.get("overruns", []):
             self.accounts[scope, window, unit].overrun += amount
         for scope, window, unit, _, _ in legs:
-            self._within(event, (scope, window, unit))
+            self._check_within(event, (scope, window, unit))
 
-    def _within(self, event: RecordedEvent, account: Account) -> None:
+    def _check_within(self, event: RecordedEvent, account: Account) -> None:
         balance = self.accounts[account]
         if balance.cap is not None and balance.total > balance.cap + balance.overrun:
             beyond = f"{balance.total} of {balance.cap} with {balance.overrun} recorded as overrun"
-            self._say(event, f"leaves {_name(account)} at {beyond}")
+            self._add_violation(event, f"leaves {_name(account)} at {beyond}")
 
-    def _say(self, event: RecordedEvent, wrong: str) -> None:
+    def _add_violation(self, event: RecordedEvent, wrong: str) -> None:
         self.violations.append(f"The {event} {wrong}.")
 
-    def compared(self, found: StoreContents, *, finished: bool) -> list[str]:
+    def compare(self, contents: StoreContents, *, finished: bool) -> list[str]:
         """Compare these books with the store's projected tables."""
         wrong = [f"The hold {hold} was never settled." for hold in self.open] if finished else []
         own = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
-        for account in sorted({*own, *found.budgets}):
-            here, there = own.get(account, Sums(0, 0, 0)), found.budgets.get(account, Sums(0, 0, 0))
+        for account in sorted({*own, *contents.budgets}):
+            here, there = own.get(account, Sums(0, 0, 0)), contents.budgets.get(account, Sums(0, 0, 0))
             if here != there:
                 wrong.append(f"For {_name(account)} the table has {there}; but the events make {here}.")
-        wrong += _unequal("holds", found.holds, self.open)
-        wrong += _unequal("spends", found.spends, self.charged)
+        wrong += _unequal("holds", contents.holds, self.open)
+        wrong += _unequal("spends", contents.spends, self.charged)
         return wrong
 
 
@@ -326,7 +328,7 @@ def metronome(pipe: Pipe) -> None:
     pipe.send(stalls)
 
 
-def told_apart(found: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
+def split_lateness(found: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
     """Split lateness into violations, and what a busy machine may have caused."""
     violations: list[str] = []
     unsure: list[str] = []

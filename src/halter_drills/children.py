@@ -78,24 +78,24 @@ class Child:
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def tell(self, word: Any) -> None:
+    def send(self, word: Any) -> None:
         self.pipe.send(word)
 
-    def hear(self, patience: float = PATIENCE) -> Any:
+    def receive(self, max_wait: float = PATIENCE) -> Any:
         """Wait for the next message of the child; EOFError if it died before one."""
-        if not self.pipe.poll(patience):
-            raise ChildStuck(f"A process of the drill said nothing for {patience:.0f} s.")
+        if not self.pipe.poll(max_wait):
+            raise ChildStuck(f"A process of the drill said nothing for {max_wait:.0f} s.")
         word = self.pipe.recv()
         if isinstance(word, ChildFailure):
             raise ChildFailed(word.sentence)
         return word
 
-    def hear_all(self, patience: float = PATIENCE) -> list[Any]:
+    def receive_all(self, max_wait: float = PATIENCE) -> list[Any]:
         """Collect messages until the child ends; `patience` is for each."""
         words: list[Any] = []
         while True:
             try:
-                words.append(self.hear(patience))
+                words.append(self.receive(max_wait))
             except (EOFError, ConnectionResetError):
                 return words
 
@@ -107,15 +107,15 @@ class Child:
         self._signal(signal.SIGSTOP)
         wait_until_stopped(self.pid)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def wait(self, patience: float = PATIENCE) -> int:
+    def wait(self, max_wait: float = PATIENCE) -> int:
         """Wait until the child has ended; return its exit code (negative for a signal)."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + max_wait
         while (code := self._exit_code()) is None:
             if time.monotonic() > deadline:
-                raise ChildStuck(f"A process of the drill did not end within {patience:.0f} s.")
+                raise ChildStuck(f"A process of the drill did not end within {max_wait:.0f} s.")
             time.sleep(0.002)
         return code
 
@@ -143,7 +143,7 @@ class Children:
 
     def __init__(self, preload: Sequence[str]) -> None:
         _check_socket_folder(Path(tempfile.gettempdir()))
-        with _undisturbed():
+        with _block_signals():
             resource_tracker.ensure_running()  # Done later, this would let through the signals that are to wait.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, *preload])
@@ -152,24 +152,24 @@ class Children:
     def start(self, work: Callable[[Pipe, *Ts], Coroutine[Any, Any, None] | None], *args: *Ts) -> Child:
         """Run `work(pipe, *args)` in a new process; it must be a top-level function, async or not."""
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_worked, args=(work, there, args), daemon=True)
+        process = self._context.Process(target=_run_work, args=(work, there, args), daemon=True)
         child = Child(process, here)
-        with _ONE_AT_A_TIME, _undisturbed():
+        with _ONE_AT_A_TIME, _block_signals():
             process.start()
             self._started.append(child)
         there.close()
         return child
 
-    def words(self, patience: float = PATIENCE) -> Generator[tuple[Child, Any]]:
+    def messages(self, max_wait: float = PATIENCE) -> Generator[tuple[Child, Any]]:
         """Yield the messages of all children until each has ended, also of those started meanwhile."""
         while self._started:
             speaking = {child.pipe.fileno(): child for child in self._started}
-            ready = wait(list(speaking), patience)
+            ready = wait(list(speaking), max_wait)
             if not ready:
-                raise ChildStuck(f"The processes of the drill said nothing for {patience:.0f} s.")
+                raise ChildStuck(f"The processes of the drill said nothing for {max_wait:.0f} s.")
             for child in [child for number, child in speaking.items() if number in ready]:
                 try:
-                    word = child.hear(patience)
+                    word = child.receive(max_wait)
                 except (EOFError, ConnectionResetError):
                     code = child.wait()
                     child.end()
@@ -202,7 +202,7 @@ def children(*preload: str) -> Generator[Children]:
 
 
 @contextmanager
-def _undisturbed() -> Generator[None]:
+def _block_signals() -> Generator[None]:
     """Hold signals back until a child is started and recorded, so that none is left behind.
 
     The server and its children inherit this mask; the drill receives the same signals and ends them.
@@ -214,7 +214,7 @@ def _undisturbed() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _worked(work: Callable[..., Coroutine[Any, Any, None] | None], pipe: Pipe, args: tuple[Any, ...]) -> None:
+def _run_work(work: Callable[..., Coroutine[Any, Any, None] | None], pipe: Pipe, args: tuple[Any, ...]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         running = work(pipe, *args)

@@ -71,14 +71,14 @@ class Content:
         return hashlib.sha256(b"".join(self.pages[number] for number in range(1, self.size + 1))).digest()
 
 
-def committed(found: Content, states: Sequence[bytes]) -> int | None:
+def find_committed(found: Content, states: Sequence[bytes]) -> int | None:
     """The index of this content among the digests of all states; None, a violation, if there is not exactly one."""
     digest = found.digest
     return states.index(digest) if states.count(digest) == 1 else None
 
 
 def pages(db: bytes, wal: bytes = b"", journal: bytes = b"") -> Content:
-    db = rolled_back(db, journal)
+    db = roll_back(db, journal)
     if not db:  # SQLite throws away the WAL of an empty database.
         return Content(0, {})
     log = parse(wal)
@@ -110,7 +110,7 @@ def ends_commit(wal: bytes | bytearray, offset: int) -> bool:
     return len(wal) >= start + step and FRAME_HEADER.unpack_from(wal, start)[1] > 0
 
 
-def rolled_back(db: bytes, journal: bytes) -> bytes:
+def roll_back(db: bytes, journal: bytes) -> bytes:
     """The database file after the playback of its rollback journal, if that is hot."""
     if not db or len(journal) < JOURNAL_HEADER.size or not journal.startswith(JOURNAL_MAGIC):
         return db
@@ -267,10 +267,10 @@ def write_out(files: Mapping[File, bytes], path: Path) -> None:
     """Write the files of an image, and no others, to a path where SQLite can open them."""
     Path(f"{path}-shm").unlink(missing_ok=True)
     for file, suffix in SUFFIXES.items():
-        place = Path(f"{path}{suffix}")
-        place.unlink(missing_ok=True)
+        folder = Path(f"{path}{suffix}")
+        folder.unlink(missing_ok=True)
         if files[file]:
-            place.write_bytes(files[file])
+            folder.write_bytes(files[file])
 
 
 def commits(log: Log) -> tuple[Commit, ...]:
@@ -293,17 +293,17 @@ def images(log: Log, seed: int, per_point: int = 4) -> Iterator[Image]:
     The points lie before and after each operation, and so within every commit and checkpoint. Duplicates since the
     same sync and acknowledgment are left out.
     """
-    chance, disk = random.Random(seed), _Disk(log.base)
+    rng, disk = random.Random(seed), _Disk(log.base)
     points = [commit.point for commit in commits(log)[1:]]
     acknowledged, seen = 0, Seen()
     for point, (before, after) in enumerate(pairwise((None, *log.operations, None))):
         moment = _moment(before, after, len(disk.certain["wal"]))
         written = bisect_right(points, point)
         if before is not None:
-            disk.take(point, before)
+            disk.apply(point, before)
             acknowledged = written if _acknowledges(before) else acknowledged
             seen = Seen() if isinstance(before, Synced) or _acknowledges(before) else seen
-        drawn = _unseen(_survivors(disk.unsynced(), chance, per_point), seen)
+        drawn = _unseen(_survivors(disk.find_unsynced(), rng, per_point), seen)
         for kind, kept in islice(drawn, per_point):
             yield Image(point, moment, kind, disk.files(kept), acknowledged, written)
 
@@ -315,7 +315,7 @@ class _Disk:
         self.certain = dict(base)
         self._pending: dict[File, dict[int, Change]] = {file: {} for file in SUFFIXES}
 
-    def take(self, number: int, operation: Operation) -> None:
+    def apply(self, number: int, operation: Operation) -> None:
         match operation:
             case Marked():
                 pass
@@ -329,42 +329,45 @@ class _Disk:
             case Wrote() | Truncated() | Deleted():
                 self._pending[operation.file][number] = operation
 
-    def unsynced(self) -> dict[int, Change]:
+    def find_unsynced(self) -> dict[int, Change]:
         return dict(sorted(item for pending in self._pending.values() for item in pending.items()))
 
     def files(self, kept: Mapping[int, Change]) -> dict[File, bytes]:
-        return {file: _applied(self.certain[file], _reached(pending, kept)) for file, pending in self._pending.items()}
+        return {
+            file: _apply_changes(self.certain[file], _find_visible(pending, kept))
+            for file, pending in self._pending.items()
+        }
 
     def _settle(self, file: File, until: int) -> None:
         pending = self._pending[file]
         settled = [change for number, change in pending.items() if number <= until]
-        self.certain[file] = _applied(self.certain[file], settled)
+        self.certain[file] = _apply_changes(self.certain[file], settled)
         self._pending[file] = {number: change for number, change in pending.items() if number > until}
 
 
-def _survivors(unsynced: Mapping[int, Change], chance: random.Random, draws: int) -> Iterator[Drawn]:
+def _survivors(unsynced: Mapping[int, Change], rng: random.Random, draws: int) -> Iterator[Drawn]:
     """Sets of changes that may have reached the disk, the most telling first."""
     yield "all", dict(unsynced)
     if not unsynced:
         return
     yield "none", {}
     last = max(unsynced)
-    if torn := _torn(unsynced[last], chance):
+    if torn := _tear(unsynced[last], rng):
         yield "torn", {**unsynced, last: torn}
     for _ in range(draws):
-        yield "subset", {number: change for number, change in unsynced.items() if chance.random() < 1 / 2}
-        yield "prefix", dict(islice(unsynced.items(), chance.randrange(len(unsynced))))
+        yield "subset", {number: change for number, change in unsynced.items() if rng.random() < 1 / 2}
+        yield "prefix", dict(islice(unsynced.items(), rng.randrange(len(unsynced))))
 
 
-def _torn(change: Change, chance: random.Random) -> Wrote | None:
+def _tear(change: Change, rng: random.Random) -> Wrote | None:
     """The write, torn at a sector boundary, if it has one."""
     if not isinstance(change, Wrote):
         return None
     cuts = range(SECTOR - change.offset % SECTOR, len(change.data), SECTOR)
-    return replace(change, data=change.data[: chance.choice(cuts)]) if cuts else None
+    return replace(change, data=change.data[: rng.choice(cuts)]) if cuts else None
 
 
-def _reached(pending: Mapping[int, Change], kept: Mapping[int, Change]) -> Iterator[Change]:
+def _find_visible(pending: Mapping[int, Change], kept: Mapping[int, Change]) -> Iterator[Change]:
     """The visible changes of one file. Without its deletion, the folder still has the old file."""
     for number, change in pending.items():
         if number in kept:
@@ -381,7 +384,7 @@ def _unseen(drawn: Iterable[Drawn], seen: Seen) -> Iterator[Drawn]:
             yield kind, kept
 
 
-def _applied(content: bytes, changes: Iterable[Change]) -> bytes:
+def _apply_changes(content: bytes, changes: Iterable[Change]) -> bytes:
     held: bytearray | None = None
     for change in changes:
         held = bytearray(content) if held is None else held
@@ -505,8 +508,8 @@ class Recorder:
         self._library = sqlite_library(spec.origin if spec and spec.has_location else None)
         self._vfs = _Vfs.from_buffer_copy(_Vfs.from_address(self._library.sqlite3_vfs_find(None)))
         self._vfs.version, self._vfs.name = 2, self._name.encode()
-        self._vfs.open = self._hook(_OPEN, self._vfs.open, self._opened)
-        self._vfs.delete = self._hook(_DELETE, self._vfs.delete, self._deleted)
+        self._vfs.open = self._hook(_OPEN, self._vfs.open, self._on_open)
+        self._vfs.delete = self._hook(_DELETE, self._vfs.delete, self._on_delete)
         self.uri = f"{Path(place).as_uri()}?vfs={self._name}"
 
     def __enter__(self) -> Self:
@@ -548,29 +551,29 @@ class Recorder:
         self._hooks.append(hook)
         return ctypes.cast(hook, c_void_p).value or 0
 
-    def _opened(self, _vfs: int, name: int | None, handle: int, flags: int, _out: int) -> Iterable[Operation]:
+    def _on_open(self, _vfs: int, name: int | None, handle: int, flags: int, _out: int) -> Iterable[Operation]:
         file = self._paths.get(_path(name))
         if file:
             self._open[handle] = file
             methods = c_void_p.from_address(handle)
-            methods.value = ctypes.addressof(self._hooked(methods.value or 0))
+            methods.value = ctypes.addressof(self._hook_methods(methods.value or 0))
             if flags & _OPEN_CREATE and file != "db":
                 self._unlisted.add(handle)
         return ()
 
-    def _hooked(self, original: int) -> _Methods:
+    def _hook_methods(self, original: int) -> _Methods:
         """SQLite's file methods, with those replaced that change the disk."""
         if original not in self._methods:
             methods = _Methods.from_buffer_copy(_Methods.from_address(original))
             methods.version = min(methods.version, 2)
-            methods.close = self._hook(_CLOSE, methods.close, self._closed)
+            methods.close = self._hook(_CLOSE, methods.close, self._on_close)
             methods.write = self._hook(_WRITE, methods.write, self._wrote)
-            methods.truncate = self._hook(_TRUNCATE, methods.truncate, self._truncated)
-            methods.sync = self._hook(_SYNC, methods.sync, self._synced)
+            methods.truncate = self._hook(_TRUNCATE, methods.truncate, self._on_truncate)
+            methods.sync = self._hook(_SYNC, methods.sync, self._on_sync)
             self._methods[original] = methods
         return self._methods[original]
 
-    def _closed(self, handle: int) -> Iterable[Operation]:
+    def _on_close(self, handle: int) -> Iterable[Operation]:
         del self._open[handle]
         self._unlisted.discard(handle)
         return ()
@@ -578,17 +581,17 @@ class Recorder:
     def _wrote(self, handle: int, data: int, amount: int, offset: int) -> Iterable[Operation]:
         return (Wrote(self._open[handle], offset, ctypes.string_at(data, amount)),)
 
-    def _truncated(self, handle: int, size: int) -> Iterable[Operation]:
+    def _on_truncate(self, handle: int, size: int) -> Iterable[Operation]:
         return (Truncated(self._open[handle], size),)
 
-    def _synced(self, handle: int, _flags: int) -> Iterable[Operation]:
+    def _on_sync(self, handle: int, _flags: int) -> Iterable[Operation]:
         """The first sync of a new journal or WAL also syncs its folder."""
         yield Synced(self._open[handle])
         if handle in self._unlisted:
             self._unlisted.discard(handle)
             yield Synced("folder")
 
-    def _deleted(self, _vfs: int, name: int, sync_folder: int) -> Iterable[Operation]:
+    def _on_delete(self, _vfs: int, name: int, sync_folder: int) -> Iterable[Operation]:
         file = self._paths.get(_path(name))
         if file:
             yield Deleted(file)

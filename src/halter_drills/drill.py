@@ -59,7 +59,7 @@ def sentence(error: Exception) -> str:
 
 
 @contextmanager
-def in_words() -> Generator[None]:
+def translate_errors() -> Generator[None]:
     """Turn failures of the environment during a drill into DrillBroken with a sentence."""
     try:
         yield
@@ -131,7 +131,7 @@ class Drill:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Workspace:
     """The throwaway store of one drill, and a folder for its files."""
 
     kind: StoreKind
@@ -149,7 +149,7 @@ class Ground:
         return JournalStore(engine(self.url, clock or SystemClock(), lease), inline=inline, applier=applier)
 
     @asynccontextmanager
-    async def opened(self, lease: int = LEASE_DURATION) -> AsyncGenerator[JournalStore]:
+    async def open_store(self, lease: int = LEASE_DURATION) -> AsyncGenerator[JournalStore]:
         store = self.open(lease=lease)
         try:
             yield store
@@ -182,7 +182,7 @@ def kind_of(url: str | None) -> StoreKind:
 
 
 @contextmanager
-def own_store(setting: Setting) -> Generator[Ground]:
+def own_store(setting: Setting) -> Generator[Workspace]:
     """Make a throwaway store beside the user's, and remove it in every case."""
     postgres = setting.store if kind_of(setting.store) == "postgresql" else None
     beside = sqlite_file(setting.store).parent if setting.store and not postgres else None
@@ -196,10 +196,10 @@ def own_store(setting: Setting) -> Generator[Ground]:
         ) from error
     try:
         if postgres is None:
-            yield Ground("sqlite", f"sqlite://{folder / 'drill.db'}", folder)
+            yield Workspace("sqlite", f"sqlite://{folder / 'drill.db'}", folder)
         else:
             with _own_schema(postgres) as url:
-                yield Ground("postgresql", url, folder)
+                yield Workspace("postgresql", url, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -270,14 +270,14 @@ def connection(url: str) -> PlainConnection:
 IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  only folders with unguessable names are made in there
 
 
-def in_memory(setting: Setting) -> Setting:
+def use_memory_file(setting: Setting) -> Setting:
     """Use a file in /dev/shm if no store is named: attacks on processes and rows need no disk."""
     if setting.store is not None or not os.access(IN_MEMORY, os.W_OK):
         return setting
     return replace(setting, store=f"sqlite:///{IN_MEMORY}/halter.db")
 
 
-async def examined(store: JournalStore) -> list[str]:
+async def examine(store: JournalStore) -> list[str]:
     """Verify the chains, bodies and rows of a store; return the findings as sentences."""
     report = await verify(store)
     wrong = [found.sentence for found in report.findings]

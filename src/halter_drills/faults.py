@@ -19,7 +19,7 @@ from halter.core.ports import Committed, Lease, Rows, Store, Stored, Write
 from halter.core.vocabulary import R, Row, RowKey
 from halter.journal.apply import WorkingSet
 from halter.journal.engine import Engine
-from halter.testing.fakes import Crashed, Relay
+from halter.testing.fakes import Crashed, StoreProxy
 from halter_drills.children import Pipe
 from halter_drills.drill import PlainConnection, StoreKind
 
@@ -35,25 +35,25 @@ class Faults(msgspec.Struct, frozen=True):
     slow: int = SECOND // 100
 
 
-class FaultyStore(Relay):
+class FaultyStore(StoreProxy):
     """Injects random faults between one process and a store; the store itself stays intact, as a disk does."""
 
-    def __init__(self, store: Store, chance: random.Random, clock: Clock, faults: Faults) -> None:
+    def __init__(self, store: Store, rng: random.Random, clock: Clock, faults: Faults) -> None:
         super().__init__(store)
-        self._chance = chance
+        self._rng = rng
         self._clock = clock
         self._faults = faults
         self._dead = False
 
-    async def way(self) -> None:
-        await self._clock.sleep(self._chance.randrange(self._faults.slow))
+    async def before_call(self) -> None:
+        await self._clock.sleep(self._rng.randrange(self._faults.slow))
         if self._dead:
             self._die()
 
     async def commit(self, write: Write) -> Committed:
         """Commit, unless a fault comes first; after some faults the commit happened and its answer is lost."""
-        await self.way()
-        fault = self._drawn()
+        await self.before_call()
+        fault = self._draw_fault()
         if fault == "crash before":
             self._die()
         if fault == "away":
@@ -61,7 +61,7 @@ class FaultyStore(Relay):
         committed = await self._store.commit(write)
         if fault == "crash after":
             self._die()
-        await self.way()
+        await self.before_call()
         if fault == "lost":
             raise StoreUnavailable("The store's answer is lost: a fault injected by the drill.")
         return committed
@@ -69,8 +69,8 @@ class FaultyStore(Relay):
     async def close(self) -> None:
         """Leave the store open: other processes share it."""
 
-    def _drawn(self) -> Fault:
-        draw, faults = self._chance.random(), self._faults
+    def _draw_fault(self) -> Fault:
+        draw, faults = self._rng.random(), self._faults
         half = faults.crash / 2
         shares: dict[Fault, float] = {"crash before": half, "crash after": half, "lost": faults.lost}
         shares["away"] = faults.away
@@ -114,15 +114,15 @@ class _Watched(Delegating):
         self._count = 0
 
     def commit(self) -> None:
-        self._during(self.real.commit)
+        self._run_between(self.real.commit)
 
     def claim(self, *asked: Any) -> Sequence[Lease]:
-        return self._during(lambda: self.real.claim(*asked))
+        return self._run_between(lambda: self.real.claim(*asked))
 
     def put(self, digest: Digest, data: bytes) -> None:
-        self._during(lambda: self.real.put(digest, data))
+        self._run_between(lambda: self.real.put(digest, data))
 
-    def _during(self, act: Callable[[], Any]) -> Any:
+    def _run_between(self, act: Callable[[], Any]) -> Any:
         self._count += 1
         self._before(self._count)
         answer = act()
@@ -137,25 +137,25 @@ class _WriteBehind(Delegating):
 
     def __init__(self, real: Engine) -> None:
         super().__init__(real)
-        self._kept: list[WorkingSet] = []
+        self._unwritten: list[WorkingSet] = []
         self._rows: dict[RowKey, Row | None] = {}
 
     def begin(self, keys: Sequence[RowKey] = (), writes: Sequence[str] = (), *, wait: bool = True) -> WorkingSet:
         rows = self.real.begin(keys, writes, wait=wait)
         rows.loaded |= {key: self._rows[key] for key in keys if key in self._rows}
-        kept = [event for changes in self._kept for event in changes.events]
+        kept = [event for changes in self._unwritten for event in changes.events]
         here = {key: tuple(event for event in kept if event.key == key) for key in writes}
         rows.earlier |= {key: events for key, events in here.items() if events}
         return rows
 
     def save(self, changes: WorkingSet) -> None:
-        self._kept.append(changes)
+        self._unwritten.append(changes)
         self._rows |= changes.inserts | changes.updates
         self._rows |= dict.fromkeys(changes.deletes)
 
     def commit(self) -> None:
         self.real.rollback()
-        if len(self._kept) >= KEPT_BACK:
+        if len(self._unwritten) >= KEPT_BACK:
             self._write()
 
     def claim(self, *asked: Any) -> Sequence[Lease]:
@@ -167,15 +167,15 @@ class _WriteBehind(Delegating):
         return self.real.read(stream, after, limit)
 
     def _write(self) -> None:
-        for changes in self._kept:
+        for changes in self._unwritten:
             self.real.begin()
             self.real.save(changes)
             self.real.commit()
-        self._kept.clear()
+        self._unwritten.clear()
         self._rows.clear()
 
 
-def watched(real: Engine, before: Moment, after: Moment) -> Engine:
+def watch_engine(real: Engine, before: Moment, after: Moment) -> Engine:
     return cast("Engine", _Watched(real, before, after))
 
 
@@ -270,7 +270,7 @@ class Hand:
         self.do("UPDATE streams SET head = ?, hash = ?, at = ? WHERE stream = ?", last.seq, last.hash, last.at, stream)
 
     @contextmanager
-    def at_once(self) -> Generator[None]:
+    def hold_transaction(self) -> Generator[None]:
         self.do("BEGIN")
         yield
         self.do("COMMIT")
@@ -280,7 +280,7 @@ class Hand:
             self.do(SAVE.format(table=table))
 
     def restore(self) -> None:
-        with self.at_once():
+        with self.hold_transaction():
             for table in TABLES:
                 numbered = "OVERRIDING SYSTEM VALUE" if (self._kind, table) == ("postgresql", "events") else ""
                 self.do(EMPTY.format(table=table))
@@ -311,14 +311,14 @@ class Death(msgspec.Struct, frozen=True):
 
 def deaths(commits: int, seed: int) -> list[Death]:
     """List a death before and after every commit, and inside every third, in seeded order."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     every = [
-        Death(commit, how, chance.uniform(0, LONGEST_DELAY))
+        Death(commit, how, rng.uniform(0, LONGEST_DELAY))
         for commit in range(1, commits + 1)
         for how in get_args(How)
         if how != "inside" or (commit + seed) % INSIDE_EVERY == 0
     ]
-    chance.shuffle(every)
+    rng.shuffle(every)
     return every
 
 
@@ -331,7 +331,7 @@ def dying(real: Engine, death: Death, pipe: Pipe) -> Engine:
         elif number == death.commit and death.how == "inside" and moment == "before":
             pipe.send(None)
 
-    return watched(real, partial(at, "before"), partial(at, "after"))
+    return watch_engine(real, partial(at, "before"), partial(at, "after"))
 
 
 class Lane(Protocol):
@@ -340,13 +340,13 @@ class Lane(Protocol):
     def kill(self, death: Death) -> list[str]: ...
 
 
-def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, str], None]) -> list[list[str]]:
+def run_deaths(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, str], None]) -> list[list[str]]:
     """Share the deaths among the lanes: the next free lane takes the next death."""
     free: SimpleQueue[Lane] = SimpleQueue()
     for lane in lanes:
         free.put(lane)
 
-    def one(death: Death) -> list[str]:
+    def run_death(death: Death) -> list[str]:
         lane = free.get()
         try:
             return lane.kill(death)
@@ -356,8 +356,8 @@ def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, 
     wrong: list[list[str]] = []
     with ThreadPoolExecutor(len(lanes)) as threads:
         try:
-            for death, found in zip(chosen, threads.map(one, chosen), strict=True):
-                wrong.append(found)
+            for death, violations in zip(chosen, threads.map(run_death, chosen), strict=True):
+                wrong.append(violations)
                 tell(len(wrong), str(death))
         finally:
             threads.shutdown(cancel_futures=True)

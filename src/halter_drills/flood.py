@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
 from halter.core.agent_spec import Autonomy, BrainSpec, Pacing
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, Clock
@@ -40,9 +40,19 @@ from halter.tasks.conversation import Conversation
 from halter.tasks.task_tools import make_verbs
 from halter.testing.world import VIRTUAL_START, SeedLoop
 from halter.tools.function_tool import tool
-from halter_drills.checker import RecordedEvent, check, found_at
+from halter_drills.checker import RecordedEvent, check, read_store
 from halter_drills.children import Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result, unseen
+from halter_drills.drill import (
+    Drill,
+    DrillResult,
+    Setting,
+    Workspace,
+    connection,
+    own_store,
+    result,
+    unseen,
+    use_memory_file,
+)
 from halter_drills.workload import PERSON, policy_of, standing_of
 
 NAME: Final = ModelName("scripted", "runaway")
@@ -90,26 +100,26 @@ class Runaway:
 
     base_url: None = None
 
-    def __init__(self, behaviour: str, outside: Outside, chance: random.Random) -> None:
+    def __init__(self, behaviour: str, outside: Outside, rng: random.Random) -> None:
         self.name = NAME
         self._behaves = BEHAVIOURS[behaviour]
-        self._writes = WRITES if behaviour not in WORDY else ENDLESS
+        self._write_tools = WRITES if behaviour not in WORDY else ENDLESS
         self._outside = outside
-        self._chance = chance
+        self._rng = rng
 
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        usage = Usage(READS, min(self._writes, prompt.max_output_tokens))
+        usage = Usage(READS, min(self._write_tools, prompt.max_output_tokens))
         self._outside.asked.append((self._outside.clock.now(), usage))
         await self._outside.clock.sleep(TAKES)
-        reply = self._behaves(len(self._outside.asked), self._chance)
+        reply = self._behaves(len(self._outside.asked), self._rng)
         return msgspec.structs.replace(reply, usage=usage)
 
 
-def _says(text: str) -> Reply:
+def _make_text_reply(text: str) -> Reply:
     return Reply((Text(text, "model", trusted=False),))
 
 
@@ -121,40 +131,40 @@ def _calls(*asked: tuple[str, Any]) -> Reply:
     return Reply(tuple(made), "calls")
 
 
-def _yields(mode: str, sleep: float = 0) -> tuple[str, Any]:
+def _make_yield_call(mode: str, sleep: float = 0) -> tuple[str, Any]:
     return ("yield", {"mode": mode, "sleep": sleep})
 
 
-def _deaf(number: int, chance: random.Random) -> Reply:
+def _deaf(number: int, rng: random.Random) -> Reply:
     """Do one wrong thing after another, and ignore every refusal."""
-    sends = [("send", {"text": f"{number}.{each}"}) for each in range(chance.randrange(1, 15))]
-    return chance.choice(
+    sends = [("send", {"text": f"{number}.{each}"}) for each in range(rng.randrange(1, 15))]
+    return rng.choice(
         (
-            _calls(*sends, _yields("continue")),
+            _calls(*sends, _make_yield_call("continue")),
             _calls(*sends),
             _calls(*(("send", {"text": f"{number}.{each}"}) for each in range(FLOOD))),
-            _calls(("no_such_tool", {}), _yields("continue")),
-            _calls(("send", '{"text": '), _yields("continue")),
-            _calls(("wipe", {}), _yields("continue")),
+            _calls(("no_such_tool", {}), _make_yield_call("continue")),
+            _calls(("send", '{"text": '), _make_yield_call("continue")),
+            _calls(("wipe", {}), _make_yield_call("continue")),
             _calls(("yield", {"mode": "for ever"})),
             _calls(("yield", {"mode": "sleep", "sleep": -5})),
             _calls(("yield", {"mode": "sleep", "sleep": 1, "wake_early_if": ["everything"]})),
-            _calls(_yields("sleep", 0)),
-            _says("I am shutting down now. yield(mode='shutdown')"),
+            _calls(_make_yield_call("sleep", 0)),
+            _make_text_reply("I am shutting down now. yield(mode='shutdown')"),
             Reply(()),
         )
     )
 
 
 BEHAVIOURS: Final[Mapping[str, Behaves]] = {
-    "never yields": lambda number, _: _says(f"I am on it, number {number}."),
+    "never yields": lambda number, _: _make_text_reply(f"I am on it, number {number}."),
     "makes the same call again and again": lambda _, __: _calls(("send", {"text": "again"})),
     "makes one call after the other": lambda number, _: _calls(("send", {"text": f"{number}"})),
     "acts and goes on at once": lambda number, _: _calls(
-        *(("send", {"text": f"{number}.{each}"}) for each in range(3)), _yields("continue")
+        *(("send", {"text": f"{number}.{each}"}) for each in range(3)), _make_yield_call("continue")
     ),
-    "sleeps for no time": lambda _, __: _calls(_yields("sleep", 0)),
-    "sleeps for a year": lambda _, __: _calls(_yields("sleep", YEAR)),
+    "sleeps for no time": lambda _, __: _calls(_make_yield_call("sleep", 0)),
+    "sleeps for a year": lambda _, __: _calls(_make_yield_call("sleep", YEAR)),
     "does not listen": _deaf,
 }
 """Every way to run away, as part of a sentence."""
@@ -186,20 +196,20 @@ class SessionRemains(msgspec.Struct, frozen=True):
     spent_in_a_day: int
 
 
-def passed(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
+def find_exceeded(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
     limits = promised.limits
     yield from too_many_turns(left.events, limits)
     yield from too_many_tokens(outside, limits.token_budget_per_hour)
     yield from too_much_money(promised, left, outside)
     yield from too_many_actions(outside.sent, limits.max_actions_per_minute)
     yield from wrong_sleeps(left.events, limits)
-    yield from not_at_rest(left, outside.clock.now())
+    yield from find_active(left, outside.clock.now())
 
 
 def too_many_turns(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterator[str]:
     """Check that no hour has more turns than the limit without a sleep."""
     began = [event.at for event in events if event.kind == "turn_started"]
-    most = most_within(began, HOUR)
+    most = count_most_within(began, HOUR)
     if most > limits.max_consecutive_turns:
         yield f"took {most} turns within an hour, and may take {limits.max_consecutive_turns} without a sleep."
 
@@ -238,7 +248,7 @@ def wrong_charges(price: float, events: Sequence[RecordedEvent], outside: Outsid
 
 def too_many_actions(sent: Sequence[int], most: int) -> Iterator[str]:
     """Check that no minute has more real actions than the limit."""
-    found = most_within(sent, MINUTE)
+    found = count_most_within(sent, MINUTE)
     if found > most:
         yield f"acted {found} times within a minute, and may do so {most} times."
 
@@ -263,7 +273,7 @@ def _sleeps(events: Sequence[RecordedEvent]) -> Iterator[int]:
                 pass
 
 
-def not_at_rest(left: SessionRemains, now: int) -> Iterator[str]:
+def find_active(left: SessionRemains, now: int) -> Iterator[str]:
     """Check that the session has ended with a reason, or waits for a later time."""
     ends = [event.facts for event in left.events if event.kind == "session_ended"]
     if left.over and not (len(ends) == 1 and ends[0]["terminal_reason"]):
@@ -272,7 +282,7 @@ def not_at_rest(left: SessionRemains, now: int) -> Iterator[str]:
         yield f"is {left.state} at the end of the day, and nothing will wake it."
 
 
-def most_within(moments: Sequence[int], span: int) -> int:
+def count_most_within(moments: Sequence[int], span: int) -> int:
     """Count the most of these moments, which are in order, within one span of time."""
     first = most = 0
     for last, moment in enumerate(moments):
@@ -343,9 +353,9 @@ class FloodAgent:
         self._store = store
         self._clock = clock
         self._limits = NONE if case.teeth else LIMITS
-        self._chance = random.Random(case.seed)
+        self._rng = random.Random(case.seed)
         self.outside = Outside(clock)
-        self._model = Runaway(case.behaviour, self.outside, self._chance)
+        self._model = Runaway(case.behaviour, self.outside, self._rng)
         caps = Caps(session=Cap(SESSION_CAP), agent=(Cap(DAY_CAP, "day"),), fleet=())
         self._policy = msgspec.structs.replace(policy_of("flood"), caps=caps)
         price = Price(Decimal(case.price), Decimal(case.price))
@@ -357,21 +367,21 @@ class FloodAgent:
         verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, "autonomous")}
         tools = {**self.outside.tools(), **verbs_of}
         hourly = self._limits.token_budget_per_hour or None
-        standing = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)
-        running = SessionRuntime(self._store, self._clock, self._doors, lease, standing, tools)
+        context = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)
+        runtime = SessionRuntime(self._store, self._clock, self._doors, lease, context, tools)
         thinking = LoopSettings(
-            mind=BrainSpec(model=str(NAME), instructions="Watch."),
+            model=BrainSpec(model=str(NAME), instructions="Watch."),
             rules=self._rules(),
             models=(self._model,),
             offered=tuple(each.spec for each in tools.values()),
             window=WINDOW,
         )
-        aware = Awareness(HotState({}), self._clock)
-        loop = TurnLoop(running, self._clock, thinking, self._chance, aware.senses())
-        pace = AutonomousPace(running, loop, self._clock, PaceTerms(pacing=Pacing(autonomy=self._limits)), aware)
-        conversation = Conversation(running, loop, self._clock, pace, resident=True)
-        while not (came := await conversation.attend()).over:
-            await running.until_woken(came.wake_at)
+        aware = LiveFacts(HotState({}), self._clock)
+        loop = TurnLoop(runtime, self._clock, thinking, self._rng, aware.make_live_context())
+        pace = AutonomousPace(runtime, loop, self._clock, PaceTerms(pacing=Pacing(autonomy=self._limits)), aware)
+        conversation = Conversation(runtime, loop, self._clock, pace, resident=True)
+        while not (came := await conversation.run_until_parked()).has_ended:
+            await runtime.wait_for_wake(came.wake_at)
 
     def _rules(self) -> TurnLimits:
         return TurnLimits(
@@ -383,7 +393,7 @@ class FloodAgent:
         )
 
 
-async def lived(agent: FloodAgent, store: Store, span: int) -> None:
+async def run_agent(agent: FloodAgent, store: Store, span: int) -> None:
     event = SessionStarted(session=SESSION, agent="flood", kind="autonomous", started_by=PERSON)
     await store.commit(start_session(event))
     (lease,) = await store.claim(WORKER, 1, SESSION)
@@ -392,22 +402,26 @@ async def lived(agent: FloodAgent, store: Store, span: int) -> None:
             await agent.live(lease)
 
 
-def flooded(ground: Ground, case: FloodCase) -> tuple[list[str], Counter[str]]:
+def run_case(workspace: Workspace, case: FloodCase) -> tuple[list[str], Counter[str]]:
     """Let one model run away for a day, and list the limits that it exceeded."""
-    ground.fresh()
+    workspace.fresh()
     clock = SeedLoop(case.seed, VIRTUAL_START)
     span = SHORT if case.teeth else DAY
     with asyncio.Runner(loop_factory=lambda: clock) as runner:
-        store = ground.open(clock=clock, lease=2 * DAY, inline=True)
+        store = workspace.open(clock=clock, lease=2 * DAY, inline=True)
         agent = FloodAgent(case, store, clock)
-        runner.run(lived(agent, store, span))
+        runner.run(run_agent(agent, store, span))
         runner.run(store.close())
-        found = found_at(ground.url)
-        wrong = list(passed(case.promised, left(ground), agent.outside))
+        contents = read_store(workspace.url)
+        wrong = list(find_exceeded(case.promised, read_remains(workspace), agent.outside))
         outside = agent.outside
-    wrong += [] if case.teeth else unguarded(case, [event.facts for event in found.events if event.kind == GUARDRAIL])
-    books = check(found, finished=False)
-    counts = Counter(event.kind for event in found.events if event.kind in COUNTED)
+    wrong += (
+        []
+        if case.teeth
+        else find_unrecorded(case, [event.facts for event in contents.events if event.kind == GUARDRAIL])
+    )
+    books = check(contents, finished=False)
+    counts = Counter(event.kind for event in contents.events if event.kind in COUNTED)
     counts["actions"] = len(outside.sent)
     return [f"{case} {what}" for what in wrong] + books, counts
 
@@ -416,7 +430,7 @@ GUARDRAIL: Final = "guardrail_triggered"
 COUNTED: Final = ("turn_started", "request_started", "call_started", "call_refused", GUARDRAIL, "session_ended")
 
 
-def unguarded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[str]:
+def find_unrecorded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[str]:
     """Check that the guardrail of a cheap model is in the journal; a dear one may reach its cap first."""
     expected = EXPECTED.get(case.behaviour)
     names = {facts["guardrail"] for facts in triggered}
@@ -424,21 +438,21 @@ def unguarded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[
         yield f"was held back by {', '.join(sorted(names)) or 'nothing'}, and not by {expected}."
 
 
-def left(ground: Ground) -> SessionRemains:
+def read_remains(workspace: Workspace) -> SessionRemains:
     stream = session_stream(SESSION)
-    with closing(connection(ground.url)) as database:
+    with closing(connection(workspace.url)) as database:
         (row,) = database.execute("SELECT state, wake_at, ended_at FROM sessions").fetchall()
         days = database.execute("SELECT at, usd FROM spends").fetchall()
     by_day: Counter[int] = Counter()
     for at, usd in days:
         by_day[at // DAY] += usd
-    events = [event for event in found_at(ground.url).events if event.stream == stream]
+    events = [event for event in read_store(workspace.url).events if event.stream == stream]
     return SessionRemains(events, row[0], row[1], row[2] is not None, by_day.total(), max(by_day.values(), default=0))
 
 
 def run(setting: Setting) -> DrillResult:
     planned = cases(setting.seeds, teeth=setting.teeth)
-    setting = in_memory(setting)
+    setting = use_memory_file(setting)
     violations: list[str] = []
     counts: Counter[str] = Counter()
     done = 0
@@ -446,7 +460,7 @@ def run(setting: Setting) -> DrillResult:
         lanes = os.cpu_count() or 1
         for first in range(min(lanes, len(planned))):
             started.start(_lane, replace(setting, progress=unseen), planned[first::lanes])
-        for _, (wrong, counted) in started.words():
+        for _, (wrong, counted) in started.messages():
             violations += wrong
             counts += counted
             done += 1
@@ -455,9 +469,9 @@ def run(setting: Setting) -> DrillResult:
 
 
 def _lane(pipe: Pipe, setting: Setting, planned: Sequence[FloodCase]) -> None:
-    with own_store(setting) as ground:
+    with own_store(setting) as workspace:
         for case in planned:
-            pipe.send(flooded(ground, case))
+            pipe.send(run_case(workspace, case))
 
 
 DRILL: Final = Drill(

@@ -32,20 +32,20 @@ from halter.core.processes import LivenessWriter
 from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.dispatch.sentinel import run_sentinel
-from halter.guard.halts import RateUsedUp, StillHeld, halt, resume
+from halter.guard.halts import BudgetBusy, RateLimited, halt, resume
 from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import SessionRuntime
-from halter.testing.fakes import Relay, T
+from halter.testing.fakes import StoreProxy, T
 from halter.tools.function_tool import tool
 from halter.tools.shell import make_shell_tool
-from halter_drills.checker import LateFinding, RecordedEvent, Stall, found_at, metronome, told_apart
+from halter_drills.checker import LateFinding, RecordedEvent, Stall, metronome, read_store, split_lateness
 from halter_drills.children import Child, Children, ChildStuck, Pipe, children, process_state
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
-from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, use_memory_file
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
 
 # A worker whose sessions are all stuck, each in another way.
 
@@ -108,7 +108,7 @@ class HaltRound(msgspec.Struct, frozen=True):
     probes: Sequence[StuckSession]
 
 
-class Deaf(Relay):
+class Deaf(StoreProxy):
     """The teeth: a store that hides halts while something is in flight."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
@@ -128,7 +128,7 @@ class StuckModel:
     def count(self, prompt: Prompt) -> int:
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         await _hang(self._marks, self._session)
         return Reply(())
@@ -206,13 +206,13 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
 class StuckWorker:
     """Runs sessions until another process halts them."""
 
-    def __init__(self, ground: Ground, marks: Marks, *, deaf: bool) -> None:
+    def __init__(self, workspace: Workspace, marks: Marks, *, deaf: bool) -> None:
         self._clock = SystemClock()
-        self._journal = ground.open()
+        self._journal = workspace.open()
         self._store: Store = Deaf(self._journal) if deaf else self._journal
         self._marks = marks
         self._tools = toolbox(marks)
-        self._doors = doors(self._store, self._clock)
+        self._doors = make_guard_runtime(self._store, self._clock)
         self._name = WorkerId("drill")
 
     async def serve(self, pipe: Pipe) -> None:
@@ -223,75 +223,75 @@ class StuckWorker:
 
     async def _live(self, pipe: Pipe, round_: HaltRound) -> None:
         """Get stuck everywhere; while halted, try to act; once resumed, try again."""
-        probes = [await self._running(case) for case in round_.probes]
+        probes = [await self._make_runtime(case) for case in round_.probes]
         stuck = [asyncio.create_task(self._session(case)) for case in round_.cases]
         await asyncio.to_thread(pipe.recv)
-        refused = [await self._pinged(probe) for probe in probes]
+        refused = [await self._ping(probe) for probe in probes]
         await asyncio.wait(stuck, timeout=CANCEL_AFTER)
         for task in stuck:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
         pipe.send(refused)
         await asyncio.to_thread(pipe.recv)
-        pipe.send([await self._pinged(probe) for probe in probes])
+        pipe.send([await self._ping(probe) for probe in probes])
 
-    async def _running(self, case: StuckSession) -> SessionRuntime:
+    async def _make_runtime(self, case: StuckSession) -> SessionRuntime:
         policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
-        lease = await begun(self._store, self._name, case.session, policy, case.trigger)
-        standing = standing_of(case.session, policy, case.trigger)
-        return SessionRuntime(self._store, self._clock, self._doors, lease, standing, self._tools)
+        lease = await begin_session(self._store, self._name, case.session, policy, case.trigger)
+        context = standing_of(case.session, policy, case.trigger)
+        return SessionRuntime(self._store, self._clock, self._doors, lease, context, self._tools)
 
-    async def _pinged(self, probe: SessionRuntime) -> str:
+    async def _ping(self, probe: SessionRuntime) -> str:
         session = probe.lease.session
         return _outcome(await probe.attempt(_call(session, "ping", {"session": session})))
 
     async def _session(self, case: StuckSession) -> None:
         """Be stuck until halted, and end as the guard says."""
-        running = await self._running(case)
-        answer = await self._stuck(running, case)
-        ended = await running.ended_by(answer)
+        runtime = await self._make_runtime(case)
+        answer = await self._get_stuck(runtime, case)
+        ended = await runtime.find_end(answer)
         if ended is not None:
-            await running.end(*ended)
+            await runtime.end(*ended)
 
-    async def _stuck(self, running: SessionRuntime, case: StuckSession) -> Answer:
+    async def _get_stuck(self, runtime: SessionRuntime, case: StuckSession) -> Answer:
         session, own = case.session, {"session": case.session}
         match case.kind:
             case "tool" | "thread" | "matches" | "counts" | "naps" | "starts":
                 name = {"tool": "hang", "thread": "block"}.get(case.kind, case.kind)
-                return await running.call(_call(session, name, own))
+                return await runtime.call(_call(session, name, own))
             case "model":
-                return await self._thinking(running, session)
+                return await self._get_stuck_thinking(runtime, session)
             case "isolated":
                 arguments = {**own, "file": str(self._marks.file)}
-                return await running.call(_call(session, "hang_in_processes", arguments))
+                return await runtime.call(_call(session, "hang_in_processes", arguments))
             case "command":
                 argv = ["sh", "-c", STUCK_COMMAND, "sh", SLEEP, session, str(self._marks.file)]
-                return await running.call(_call(session, "run_command", {"argv": argv}))
+                return await runtime.call(_call(session, "run_command", {"argv": argv}))
             case "busy":
-                return await self._busy(running, session)
+                return await self._busy(runtime, session)
             case "asks":
                 marking = asyncio.create_task(self._mark_once_asked(session))
-                answer = await running.call(_call(session, "pay", own))
+                answer = await runtime.call(_call(session, "pay", own))
                 await marking
                 return answer
             case "waits":
                 calls = _call(session, "hang_dearly", own), _call(session, "buy", own, 2)
-                return (await asyncio.gather(*map(running.call, calls)))[1]
+                return (await asyncio.gather(*map(runtime.call, calls)))[1]
 
-    async def _thinking(self, running: SessionRuntime, session: str) -> Answer:
+    async def _get_stuck_thinking(self, runtime: SessionRuntime, session: str) -> Answer:
         request = ModelRequest(id=f"{session}.1", prompt=Prompt(messages=(make_user_message("Are you there?"),)))
         model = StuckModel(self._marks, session)
-        came = await self._doors.request(running.lease, running.standing, request, model)
-        if isinstance(came, AnsweredRequest | StillHeld | RateUsedUp):
+        came = await self._doors.request(runtime.lease, runtime.context, request, model)
+        if isinstance(came, AnsweredRequest | BudgetBusy | RateLimited):
             return Answer(request.id, "ok", "")
         return Answer(request.id, came.outcome, "")
 
-    async def _busy(self, running: SessionRuntime, session: str) -> Answer:
+    async def _busy(self, runtime: SessionRuntime, session: str) -> Answer:
         self._marks.make("began", session)
         number = 0
         while True:
             number += 1
-            answer = await running.call(_call(session, "ping", {"session": session}, number))
+            answer = await runtime.call(_call(session, "ping", {"session": session}, number))
             if answer.outcome != "ok":
                 return answer
 
@@ -309,8 +309,8 @@ def _call(session: str, name: str, arguments: Mapping[str, object], number: int 
     return Call(f"{session}.{number}", name, msgspec.json.encode(arguments))
 
 
-async def worker(pipe: Pipe, ground: Ground, marks: Marks, deaf: bool) -> None:  # noqa: FBT001  passed to a process
-    await StuckWorker(ground, marks, deaf=deaf).serve(pipe)
+async def worker(pipe: Pipe, workspace: Workspace, marks: Marks, deaf: bool) -> None:  # noqa: FBT001  passed to a process
+    await StuckWorker(workspace, marks, deaf=deaf).serve(pipe)
 
 
 # Processes with a blocked event loop: they cannot notice a halt, so they have to be killed from outside.
@@ -344,38 +344,38 @@ def blocks(count: int) -> list[Block]:
     ]
 
 
-async def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, watched: bool) -> None:  # noqa: FBT001  passed to a process
+async def run_blocked(_: Pipe, workspace: Workspace, marks: Marks, block: Block, watched: bool) -> None:  # noqa: FBT001  passed to a process
     """Run one session until this process is killed; the messages of its sentinel are dropped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    clock, store = SystemClock(), ground.open(lease=LEASE)
+    clock, store = SystemClock(), workspace.open(lease=LEASE)
     worker = make_worker_id("drill", SortableIds(clock.now))
     policy = policy_of(block.agent)
     async with (
-        run_sentinel(ground.url, "") if watched else nullcontext(LivenessWriter()) as pulse,
-        keep_leases(store, clock, worker, LEASE // 3, pulse=pulse),
+        run_sentinel(workspace.url, "") if watched else nullcontext(LivenessWriter()) as pulse,
+        keep_leases(store, clock, worker, LEASE // 3, liveness=pulse),
     ):
-        lease = await begun(store, worker, block.session, policy, block.trigger)
-        guard = doors(store, clock)
+        lease = await begin_session(store, worker, block.session, policy, block.trigger)
+        guard = make_guard_runtime(store, clock)
         guard.show_in(pulse)
-        standing = standing_of(block.session, policy, block.trigger)
-        running = SessionRuntime(store, clock, guard, lease, standing, toolbox(marks))
+        context = standing_of(block.session, policy, block.trigger)
+        runtime = SessionRuntime(store, clock, guard, lease, context, toolbox(marks))
         arguments = b'{"session":"%s"}' % block.session.encode()
-        await running.call(Call(f"{block.session}.1", block.kind, arguments))
+        await runtime.call(Call(f"{block.session}.1", block.kind, arguments))
 
 
-async def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+async def check_inherited(workspace: Workspace, ended: Sequence[Block]) -> list[str]:
     """Take over the sessions of killed processes, and check that they act no more."""
     clock = SystemClock()
     worker, wrong = make_worker_id("heir", SortableIds(clock.now)), list[str]()
-    async with ground.opened(LEASE) as store:
+    async with workspace.open_store(LEASE) as store:
         for block in ended:
-            lease = await take_lease(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
+            lease = await acquire_lease(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
             if lease is None:
                 wrong.append(f"Session {block.session} of a killed process could not be taken over.")
                 continue
-            standing = standing_of(block.session, policy_of(block.agent), block.trigger)
-            running = SessionRuntime(store, clock, doors(store, clock), lease, standing, {})
-            outcome = _outcome(await running.attempt(Call(f"{block.session}.2", "waits", b"{}")))
+            context = standing_of(block.session, policy_of(block.agent), block.trigger)
+            runtime = SessionRuntime(store, clock, make_guard_runtime(store, clock), lease, context, {})
+            outcome = _outcome(await runtime.attempt(Call(f"{block.session}.2", "waits", b"{}")))
             if outcome != "external_halt":
                 wrong.append(f"Session {block.session} was halted, and another process could make a call: {outcome}.")
     return wrong
@@ -441,8 +441,8 @@ def _names(number: int, place: int) -> tuple[str, str]:
     return f"agent-{number}-{place % GROUPS}", f"trigger-{number}-{place % GROUPS}"
 
 
-async def halter(pipe: Pipe, ground: Ground) -> None:
-    async with ground.opened() as store:
+async def halter(pipe: Pipe, workspace: Workspace) -> None:
+    async with workspace.open_store() as store:
         while (word := await asyncio.to_thread(pipe.recv)) is not None:
             what, number, scopes = word
             done: dict[str, int] = {}
@@ -476,23 +476,23 @@ def run(setting: Setting) -> DrillResult:
     halts, stuck = sum(len(each.scopes()) for each in planned), sum(len(each.round.cases) for each in planned)
     ending = blocks(max(1, min(MOST_BLOCKED, halts // 12)))
     seen = HaltsSeen(halts + len(ending))
-    with own_store(in_memory(setting)) as ground, children(__name__) as started:
-        marks = Marks(ground.folder / "marks")
+    with own_store(use_memory_file(setting)) as workspace, children(__name__) as started:
+        marks = Marks(workspace.folder / "marks")
         marks.file.touch()
         ticking = started.start(metronome)
-        halting = started.start(halter, ground)
-        _halt_sessions(setting, planned, started.start(worker, ground, marks, setting.teeth), halting, marks, seen)
-        _halt_processes(setting, ending, started, halting, marks, ground, seen)
-        halting.tell(None)
+        halting = started.start(halter, workspace)
+        _halt_sessions(setting, planned, started.start(worker, workspace, marks, setting.teeth), halting, marks, seen)
+        _halt_processes(setting, ending, started, halting, marks, workspace, seen)
+        halting.send(None)
         halting.wait()
-        _judge(planned, found_at(ground.url).events, marks.read(), seen)
-        ticking.tell(None)
-        stalls: list[Stall] = ticking.hear()
+        _judge(planned, read_store(workspace.url).events, marks.read(), seen)
+        ticking.send(None)
+        stalls: list[Stall] = ticking.receive()
         setting.progress(seen.total, seen.total, "checked")
-    late, unsure = told_apart(seen.late, stalls)
+    late, unsure = split_lateness(seen.late, stalls)
     counts = {"halts": seen.total, "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
     busy = {"too_busy_to_tell": unsure} if unsure else {}
-    return result(DRILL.name, ground.kind, seen.total, [*seen.violations, *late], {**counts, **busy})
+    return result(DRILL.name, workspace.kind, seen.total, [*seen.violations, *late], {**counts, **busy})
 
 
 def _halt_sessions(
@@ -502,24 +502,26 @@ def _halt_sessions(
         setting.progress(seen.done, seen.total, f"{len(each.round.cases)} stuck sessions are halted by {each.scope}")
         _round(number, each, (working, halting), marks, seen)
         seen.done += len(each.scopes())
-    working.tell(None)
+    working.send(None)
     working.wait()
 
 
 def _halt_processes(
     setting: Setting,
     ending: Sequence[Block],
-    started: Children,
+    children: Children,
     halting: Child,
     marks: Marks,
-    ground: Ground,
+    workspace: Workspace,
     seen: HaltsSeen,
 ) -> None:
     """Block some processes at a time, halt each, and check that it is gone in time and its session is free."""
     for number in range(0, len(ending), TOGETHER_BLOCKED):
         together = ending[number : number + TOGETHER_BLOCKED]
         setting.progress(seen.done, seen.total, f"{len(together)} blocked processes are halted")
-        running = {block.session: started.start(blocked, ground, marks, block, not setting.teeth) for block in together}
+        running = {
+            block.session: children.start(run_blocked, workspace, marks, block, not setting.teeth) for block in together
+        }
         try:
             _began([block.session for block in together], marks)
         except ChildStuck:  # One that keeps the store locked, and is not killed, keeps the others from it.
@@ -527,13 +529,13 @@ def _halt_processes(
             _kill(running.values())
             continue
         scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
-        halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
+        halting.send(("halt", f"blocked-{number}", list(scopes.values())))
         if not halting.pipe.poll(UNLOCKED_BY):
             seen.violations.append("Blocked processes kept the store locked, and nothing could be halted.")
             _kill(running.values())
-        said: dict[str, int] = halting.hear()
+        said: dict[str, int] = halting.receive()
         _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
-        seen.violations += asyncio.run(inherited(ground, together))
+        seen.violations += asyncio.run(check_inherited(workspace, together))
         seen.done += len(together)
 
 
@@ -551,7 +553,7 @@ def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: HaltsSeen) -> Non
             if process_state(process.pid) in GONE:
                 seen.took["process"].append(took)
                 if took > GONE_BY:
-                    what = f"A blocked process ({block.kind}) was gone only {_after(took)}."
+                    what = f"A blocked process ({block.kind}) was gone only {_format_delay(took)}."
                     seen.late.append(LateFinding(what, halted, took - GONE_BY, GONE_BY))
                 del left[block]
             elif took > GONE_BY + PATIENCE_BLOCKED:
@@ -564,19 +566,19 @@ def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: HaltsSeen) -> Non
 
 def _round(number: int, each: Halting, processes: tuple[Child, Child], marks: Marks, seen: HaltsSeen) -> None:
     working, halting = processes
-    working.tell(each.round)
+    working.send(each.round)
     began = _began([case.session for case in each.round.cases], marks)
-    halting.tell(("halt", number, each.scopes()))
-    said: dict[str, int] = halting.hear()
-    working.tell("halted")
+    halting.send(("halt", number, each.scopes()))
+    said: dict[str, int] = halting.receive()
+    working.send("halted")
     seen.halted |= {case.session: said[each.scope_of(case)] for case in each.round.cases}
-    seen.late += _left_running(began, seen.halted)
-    refused: list[str] = working.hear()
+    seen.late += _find_left_running(began, seen.halted)
+    refused: list[str] = working.receive()
     seen.violations += [f"While {each.scope} was halted, a call came to {out}." for out in refused if out != _REFUSED]
-    halting.tell(("resume", number, each.scopes()))
-    halting.hear()
-    working.tell("resumed")
-    acted: list[str] = working.hear()
+    halting.send(("resume", number, each.scopes()))
+    halting.receive()
+    working.send("resumed")
+    acted: list[str] = working.receive()
     seen.violations += [f"After {each.scope} was resumed, a call came to {out}." for out in acted if out != "ok"]
 
 
@@ -590,7 +592,7 @@ def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
     raise ChildStuck("The sessions of the drill did not get stuck in time.")
 
 
-def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
+def _find_left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
     """Watch the processes that stuck sessions started, until all are gone or far too late."""
     left = {pid: halted[mark.session] for mark in began for pid in mark.pids}
     late: list[LateFinding] = []
@@ -613,21 +615,21 @@ def _judge(planned: Sequence[Halting], found: Sequence[RecordedEvent], marks: Se
         streams[event.stream].append(event)
     ours = {scope for each in planned for scope in each.scopes()}
     fleet = [event for event in streams["fleet"] if event.facts.get("scope") in ours]
-    seen.violations += unnamed(planned, fleet)
-    seen.late += acted_on(marks, seen.halted)
+    seen.violations += find_unnamed(planned, fleet)
+    seen.late += find_acted_on(marks, seen.halted)
     halted = iter([event.at for event in fleet if event.kind == "halt_requested"])
     for each in planned:
         at = dict(zip(each.scopes(), halted, strict=False))
         for case in each.round.cases:
             events, since = streams[f"session:{case.session}"], at.get(each.scope_of(case), 0)
             where = f"Session {case.session} ({case.kind}), halted by {each.scope},"
-            seen.violations += [f"{where} {what}" for what in unended(events)]
-            seen.late += [replace(found, sentence=f"{where} {found.sentence}") for found in late(events, since)]
+            seen.violations += [f"{where} {what}" for what in find_unended(events)]
+            seen.late += [replace(found, sentence=f"{where} {found.sentence}") for found in find_late(events, since)]
             kind = "plain" if case.kind in PLAIN else "other"
             seen.took[kind] += [event.at - since for event in events if event.kind == "session_ended"]
 
 
-def unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[str]:
+def find_unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[str]:
     """Check that every halt and resume is in the journal, with its scope and person."""
     scopes = [scope for each in planned for scope in each.scopes()]
     wrong: list[str] = []
@@ -639,7 +641,7 @@ def unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[
     return wrong
 
 
-def unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
+def find_unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
     ends = [event.facts for event in events if event.kind == "session_ended"]
     if not ends:
         yield "was never ended."
@@ -648,40 +650,42 @@ def unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
             yield f"ended {facts['state']}, {facts['terminal_reason']}."
 
 
-def late(events: Sequence[RecordedEvent], halted: int) -> Iterator[LateFinding]:
+def find_late(events: Sequence[RecordedEvent], halted: int) -> Iterator[LateFinding]:
     """Check that one second after the halt nothing starts, nothing is under way, and the session has ended."""
     over = halted + PROMISED
     begun = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
     settled = {_flight(event): event for event in events if event.kind in ("call_settled", "request_settled")}
     for flight, event in begun.items():
         if event.at >= over:
-            yield LateFinding(f"started {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
+            yield LateFinding(f"started {flight} {_format_delay(event.at - halted)}.", halted, event.at - over + 1)
         if flight not in settled:
             yield LateFinding(f"has no outcome of {flight}.")
         elif settled[flight].at >= over:
             until = settled[flight].at
-            yield LateFinding(f"had {flight} under way until {_after(until - halted)}.", halted, until - over + 1)
+            yield LateFinding(
+                f"had {flight} under way until {_format_delay(until - halted)}.", halted, until - over + 1
+            )
     for event in events:
         if event.kind == "session_ended" and event.at >= over:
-            yield LateFinding(f"ended {_after(event.at - halted)}.", halted, event.at - over + 1)
+            yield LateFinding(f"ended {_format_delay(event.at - halted)}.", halted, event.at - over + 1)
 
 
 def _flight(event: RecordedEvent) -> str:
     return event.facts.get("call") or event.facts["request"]
 
 
-def _after(micros: int) -> str:
+def _format_delay(micros: int) -> str:
     return f"{micros / SECOND:.2f} s after the halt"
 
 
-def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
+def find_acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
     """Check by the marks outside that nothing continued, and that what was stuck stopped."""
     found: list[LateFinding] = []
     for mark in marks:
         at = halted.get(mark.session, mark.at)
         since = mark.at - at
         if mark.what != "began" and since >= PROMISED:
-            what = f"Outside, session {mark.session} {mark.what} {_after(since)}."
+            what = f"Outside, session {mark.session} {mark.what} {_format_delay(since)}."
             found.append(LateFinding(what, at, since - PROMISED + 1))
     return found
 
@@ -689,10 +693,10 @@ def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFindi
 def _figures(took: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Rank the times from a halt to the end of a session or process, in milliseconds, by class."""
     sessions = [each for kind, times in took.items() if kind != "process" for each in times]
-    return {**_ranked(sessions), **{kind: _ranked(times) for kind, times in sorted(took.items()) if times}}
+    return {**_percentiles(sessions), **{kind: _percentiles(times) for kind, times in sorted(took.items()) if times}}
 
 
-def _ranked(took: Sequence[int]) -> dict[str, float]:
+def _percentiles(took: Sequence[int]) -> dict[str, float]:
     if not took:
         return {}
     ranks = {"p50_ms": len(took) // 2, "p99_ms": len(took) * 99 // 100, "max_ms": len(took) - 1}

@@ -23,9 +23,9 @@ from halter.hooks import client
 from halter.hooks.install import make_command, write_policy
 from halter.hooks.registry import HookedProgram, HookFolder
 from halter.settings import Settings
-from halter_drills.checker import StoreContents, check, found_at
+from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Child, Children, Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, use_memory_file
 
 HookAttack = Literal[
     "nothing",
@@ -93,19 +93,19 @@ class HookRun(msgspec.Struct, frozen=True):
 
 def run(setting: Setting) -> DrillResult:
     with (
-        own_store(in_memory(setting)) as ground,
+        own_store(use_memory_file(setting)) as workspace,
         children(__name__) as started,
         tempfile.TemporaryDirectory(prefix="h-") as place,
     ):
-        return asyncio.run(_drilled(setting, ground, started, Path(place)))
+        return asyncio.run(_run_cases(setting, workspace, started, Path(place)))
 
 
-async def _drilled(setting: Setting, ground: Ground, started: Children, place: Path) -> DrillResult:
+async def _run_cases(setting: Setting, workspace: Workspace, children: Children, place: Path) -> DrillResult:
     folder = HookFolder(place / "hooks")
     folder.key(make=True)
     policy = str(write_policy(folder, AGENT, "Claude Code"))
     entry = HookedProgram(agent=AGENT, program="claude", folder=policy, wait_seconds=0)
-    folder.put(entry)
+    folder.save(entry)
     line = make_command(entry, folder)
     if setting.teeth:
         # A hook whose failure is taken for a yes, as programs do that were not told otherwise.
@@ -118,13 +118,13 @@ async def _drilled(setting: Setting, ground: Ground, started: Children, place: P
     ran: dict[str, HookCase] = {}
     for number, case in enumerate(cases):
         setting.progress(number, len(cases), case.attack)
-        ended = await _ATTACKS[case.attack](_Stage(ground, started, folder, line), case)
+        ended = await _ATTACKS[case.attack](_Stage(workspace, children, folder, line), case)
         if ended.lets_run():
             ran[case.call] = case
     setting.progress(len(cases), len(cases), "checked")
-    found = found_at(ground.url)
-    violations = [*check(found), *_compare(cases, ran, found)]
-    return result(DRILL.name, ground.kind, len(cases), violations, {"attacks": len(_ATTACKS), "ran": len(ran)})
+    contents = read_store(workspace.url)
+    violations = [*check(contents), *_compare(cases, ran, contents)]
+    return result(DRILL.name, workspace.kind, len(cases), violations, {"attacks": len(_ATTACKS), "ran": len(ran)})
 
 
 async def serve_gate(pipe: Pipe, url: str, place: str) -> None:
@@ -151,9 +151,9 @@ async def serve_gate(pipe: Pipe, url: str, place: str) -> None:
 class _Stage:
     """Where an attack takes place."""
 
-    def __init__(self, ground: Ground, started: Children, folder: HookFolder, line: str) -> None:
-        self._ground = ground
-        self._started = started
+    def __init__(self, workspace: Workspace, children: Children, folder: HookFolder, line: str) -> None:
+        self._ground = workspace
+        self._started = children
         self.folder = folder
         self._line = line
 
@@ -168,14 +168,14 @@ class _Stage:
     async def server(self) -> AsyncGenerator[Child]:
         """The real server, in a process of its own."""
         child = self._started.start(serve_gate, self._ground.url, str(self.folder.path))
-        await asyncio.to_thread(child.hear)
+        await asyncio.to_thread(child.receive)
         try:
             yield child
         finally:
             with suppress(OSError, EOFError):
-                child.go_on()
-                child.tell("end")
-                await asyncio.to_thread(child.hear)
+                child.resume()
+                child.send("end")
+                await asyncio.to_thread(child.receive)
             await asyncio.to_thread(child.wait)
 
     @asynccontextmanager
@@ -252,7 +252,7 @@ async def _find_child(pid: int) -> int:
             await asyncio.sleep(0.01)
 
 
-def _answered(make: Callable[[bytes, bytes], bytes]) -> "Attack":
+def _make_attack(make: Callable[[bytes, bytes], bytes]) -> "Attack":
     """An attack by a server that answers what is made of the real key and the nonce of the question."""
 
     async def attack(stage: _Stage, case: HookCase) -> HookRun:
@@ -268,7 +268,7 @@ def _answered(make: Callable[[bytes, bytes], bytes]) -> "Attack":
     return attack
 
 
-def _say_yes(key: bytes, nonce: bytes) -> bytes:
+def _forge_yes(key: bytes, nonce: bytes) -> bytes:
     return client.pack(key, nonce, (b"0",), _ALLOW, b"")
 
 
@@ -282,20 +282,20 @@ _ATTACKS: Final[Mapping[HookAttack, Attack]] = {
     "no server": _without_server,
     "the server hangs": _with_hung_server,
     "the server is killed while it decides": _with_killed_server,
-    "the answer is empty": _answered(lambda _, __: b""),
-    "the answer is garbage": _answered(lambda _, __: b"yes, run it\n" * 10),
-    "the answer is of an older version": _answered(
-        lambda key, nonce: _say_yes(key, nonce).replace(client.PROTOCOL, b"halter-hook/0", 1)
+    "the answer is empty": _make_attack(lambda _, __: b""),
+    "the answer is garbage": _make_attack(lambda _, __: b"yes, run it\n" * 10),
+    "the answer is of an older version": _make_attack(
+        lambda key, nonce: _forge_yes(key, nonce).replace(client.PROTOCOL, b"halter-hook/0", 1)
     ),
-    "the answer is cut off": _answered(lambda key, nonce: _say_yes(key, nonce)[:-1]),
-    "another server says yes": _answered(lambda _, nonce: _say_yes(bytes(client.KEY_BYTES), nonce)),
-    "the server's yes to another call": _answered(lambda key, _: _say_yes(key, bytes(client.NONCE_BYTES))),
+    "the answer is cut off": _make_attack(lambda key, nonce: _forge_yes(key, nonce)[:-1]),
+    "another server says yes": _make_attack(lambda _, nonce: _forge_yes(bytes(client.KEY_BYTES), nonce)),
+    "the server's yes to another call": _make_attack(lambda key, _: _forge_yes(key, bytes(client.NONCE_BYTES))),
 }
 
 
-def _compare(cases: list[HookCase], ran: Mapping[str, HookCase], found: StoreContents) -> Iterator[str]:
+def _compare(cases: list[HookCase], ran: Mapping[str, HookCase], contents: StoreContents) -> Iterator[str]:
     """What ran was admitted, in the journal; and what should run does, or nothing is proved."""
-    admitted = json.dumps([event.facts for event in found.events if event.kind == "call_started"])
+    admitted = json.dumps([event.facts for event in contents.events if event.kind == "call_started"])
     for case in cases:
         if case.attack == "nothing":
             if case.call not in ran:

@@ -36,20 +36,20 @@ from halter.settings import Settings
 from halter.state.receipt import make_receipt
 from halter.state.session import Session, replay
 from halter.tools.function_tool import CallKey, tool
-from halter_drills.checker import RecordedEvent, check, fact, found_at
+from halter_drills.checker import RecordedEvent, check, fact, read_store
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import (
     Drill,
     DrillResult,
-    Ground,
     Setting,
+    Workspace,
     connection,
     engine,
-    examined,
-    in_memory,
+    examine,
     own_store,
     result,
     unseen,
+    use_memory_file,
 )
 from halter_drills.faults import (
     EMPTY,
@@ -59,8 +59,8 @@ from halter_drills.faults import (
     Hand,
     deaths,
     dying,
-    killed,
-    watched,
+    run_deaths,
+    watch_engine,
     writing_behind,
 )
 from halter_drills.workload import (
@@ -96,13 +96,13 @@ class PlayShop(EffectFile):
         """Make an agent with a read, an idempotent write and a plain write."""
 
         async def look(order: int, key: CallKey) -> str:
-            return self.did("look", order, str(key))
+            return self.record("look", order, str(key))
 
         async def put(order: int, key: CallKey) -> str:
-            return self.did("put", order, str(key))
+            return self.record("put", order, str(key))
 
         async def pay(order: int, key: CallKey) -> str:
-            return self.did("pay", order, str(key))
+            return self.record("pay", order, str(key))
 
         made = (tool(look, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
         return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
@@ -136,7 +136,7 @@ async def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> No
         await app.store.close()
 
 
-async def counted_playing(folder: Path) -> int:
+async def count_effects(folder: Path) -> int:
     clock, commits = SystemClock(), 0
 
     def commit(number: int) -> None:
@@ -144,10 +144,10 @@ async def counted_playing(folder: Path) -> int:
         commits = number
 
     shop = PlayShop(folder / "uncounted")
-    memory = MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new)
+    memory = MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).make)
     app = app_on(memory, folder)
     session = await begin_playbook(app, shop.agent(), PLAYBOOK, {})
-    await resume_playbook(app_on(watched(memory, commit, commit), folder), shop.agent(), session, unseen)
+    await resume_playbook(app_on(watch_engine(memory, commit, commit), folder), shop.agent(), session, unseen)
     return commits
 
 
@@ -164,32 +164,32 @@ def acting(commits: int, seed: int) -> list[Death]:
 class EffectsLane(msgspec.Struct, frozen=True):
     """One store on which one process after another is killed while it plays a playbook."""
 
-    ground: Ground
+    workspace: Workspace
     teeth: bool
 
     def kill(self, death: Death) -> list[str]:
-        shop = PlayShop(self.ground.folder / "effects", careless=self.teeth)
+        shop = PlayShop(self.workspace.folder / "effects", careless=self.teeth)
         shop.file.write_bytes(b"")
         with children(__name__) as started:
-            child = started.start(playing_victim, self.ground.url, shop, death)
-            session: str = child.hear()
-            child.hear_all()
+            child = started.start(playing_victim, self.workspace.url, shop, death)
+            session: str = child.receive()
+            child.receive_all()
             child.expect_killed()
             history = self._history(session)
             asked, wrong = list[str](), list[str]()
             if ending(history) is None:
-                successor = started.start(playing_heir, self.ground.url, shop, session)
+                successor = started.start(playing_heir, self.workspace.url, shop, session)
                 asked, wrong = asyncio.run(self._attend(successor, session, shop))
-                successor.hear()
-        wrong += [*unasked(doubts(history), asked), *amiss(shop.effects())]
+                successor.receive()
+        wrong += [*find_unasked(list_doubts(history), asked), *find_violations(shop.effects())]
         end = ending(self._history(session))
         if end != "COMPLETED":
             wrong.append(f"After every question was answered, the playbook ended {end}.")
         return [f"{death}, playing: {what}" for what in wrong]
 
     def _history(self, session: str) -> list[RecordedEvent]:
-        with closing(connection(self.ground.url)) as database:
-            rows = Hand(database, self.ground.kind).rows(HISTORY, session_stream(session))
+        with closing(connection(self.workspace.url)) as database:
+            rows = Hand(database, self.workspace.kind).rows(HISTORY, session_stream(session))
         return [fact(*row) for row in rows]
 
     async def _attend(self, successor: Child, session: str, shop: PlayShop) -> tuple[list[str], list[str]]:
@@ -198,12 +198,12 @@ class EffectsLane(msgspec.Struct, frozen=True):
         wrong: list[str] = []
         clock = SystemClock()
         deadline = clock.now() + PATIENCE
-        async with self.ground.opened(NO_LEASE) as store:
+        async with self.workspace.open_store(NO_LEASE) as store:
             while not successor.pipe.poll() and clock.now() < deadline:
-                for one in await list_pending_decisions(store):
-                    if one.session == session and one.subject not in asked:
-                        asked.append(one.subject)
-                        wrong += await _answered(store, one, shop)
+                for decision in await list_pending_decisions(store):
+                    if decision.session == session and decision.subject not in asked:
+                        asked.append(decision.subject)
+                        wrong += await _answer(store, decision, shop)
                 await clock.sleep(LOOK)
         return asked, wrong
 
@@ -212,47 +212,47 @@ def ending(history: Sequence[RecordedEvent]) -> str | None:
     return next((event.facts["state"] for event in history if event.kind == "session_ended"), None)
 
 
-def doubts(history: Sequence[RecordedEvent]) -> list[tuple[str, str]]:
+def list_doubts(history: Sequence[RecordedEvent]) -> list[tuple[str, str]]:
     """List the calls without an outcome, each with its tool."""
     settled = {event.facts["call"] for event in history if event.kind == "call_settled"}
     begun = {event.facts["call"]: event.facts["tool"] for event in history if event.kind == "call_started"}
     return [(call, name) for call, name in begun.items() if call not in settled]
 
 
-async def _answered(store: JournalStore, one: PendingDecision, shop: PlayShop) -> list[str]:
+async def _answer(store: JournalStore, decision: PendingDecision, shop: PlayShop) -> list[str]:
     """Answer what the outside world knows; check that the receipt shows the doubt until then."""
     wrong: list[str] = []
-    if one.about != "unknown_call":
-        wrong.append(f"A person was asked about {one.name} as {one.about}.")
-    if one.subject not in make_receipt(await store.read(session_stream(one.session))).in_doubt:
-        wrong.append(f"The receipt does not say that {one.subject} is in doubt.")
-    happened = any(effect.key == one.subject for effect in shop.effects())
+    if decision.about != "unknown_call":
+        wrong.append(f"A person was asked about {decision.name} as {decision.about}.")
+    if decision.subject not in make_receipt(await store.read(session_stream(decision.session))).in_doubt:
+        wrong.append(f"The receipt does not say that {decision.subject} is in doubt.")
+    happened = any(effect.key == decision.subject for effect in shop.effects())
     committed = await store.commit(
-        answer_decision(one, "approve" if happened else "deny", PERSON, f"{one.decision}/answer")
+        answer_decision(decision, "approve" if happened else "deny", PERSON, f"{decision.decision}/answer")
     )
-    return wrong if committed.events else [*wrong, f"The answer about {one.subject} was not taken."]
+    return wrong if committed.events else [*wrong, f"The answer about {decision.subject} was not taken."]
 
 
-def unasked(doubtful: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[str]:
+def find_unasked(doubtful: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[str]:
     """Check that a person was asked about each plain write in doubt, and about nothing else."""
     due = [call for call, name in doubtful if name == "pay"]
     wrong = [f"The write {call} was in doubt, and no person was asked about it." for call in due if call not in asked]
     return wrong + [f"A person was asked about {call}, which was in no doubt." for call in asked if call not in due]
 
 
-def amiss(effects: Sequence[ToolEffect]) -> list[str]:
+def find_violations(effects: Sequence[ToolEffect]) -> list[str]:
     keys: dict[tuple[str, int], list[str]] = defaultdict(list)
     for effect in effects:
         keys[effect.tool, effect.order].append(effect.key)
     wrong: list[str] = []
     for order, name in enumerate(STEPS, 1):
-        found = keys[name, order]
-        if not found:
+        violations = keys[name, order]
+        if not violations:
             wrong.append(f"Step {order} ({name}) was never done.")
-        elif name == "pay" and len(found) > 1:
-            wrong.append(f"Step {order}, a plain write, was done {len(found)} times.")
-        elif len({*found}) > 1:
-            wrong.append(f"Step {order} ({name}) was repeated under another key: {', '.join(found)}.")
+        elif name == "pay" and len(violations) > 1:
+            wrong.append(f"Step {order}, a plain write, was done {len(violations)} times.")
+        elif len({*violations}) > 1:
+            wrong.append(f"Step {order} ({name}) was repeated under another key: {', '.join(violations)}.")
     return wrong
 
 
@@ -277,30 +277,30 @@ def digest(state: Session) -> bytes:
 
 
 async def victim(pipe: Pipe, url: str, death: Death, teeth: bool) -> None:  # noqa: FBT001  passed to a process
-    def acknowledged(told: Sequence[Told]) -> None:
+    def on_ack(told: Sequence[Told]) -> None:
         pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in told])
 
     real = engine(url, SystemClock(), NO_LEASE)
     store = JournalStore(dying(writing_behind(real) if teeth else real, death, pipe))
-    await Workload(store, SystemClock(), "victim", SESSION, acknowledged).run()
+    await Workload(store, SystemClock(), "victim", SESSION, on_ack).run()
     signal.pause()
 
 
 async def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
     """Check the store that a dead process left, take its session over and finish it; send what is wrong."""
-    clock, wrong = SystemClock(), lost(url, acks)
+    clock, wrong = SystemClock(), find_lost(url, acks)
     store = JournalStore(engine(url, clock, NO_LEASE))
     try:
-        wrong += [*await unlike(store, acks), *await examined(store), *check(found_at(url), finished=False)]
+        wrong += [*await unlike(store, acks), *await examine(store), *check(read_store(url), finished=False)]
         state = await Workload(store, clock, "heir", SESSION).run()
         if state.state != "COMPLETED":
             wrong.append(f"The successor left the session {state.state}.")
-        pipe.send([*wrong, *await examined(store), *check(found_at(url)), *repeated(url)])
+        pipe.send([*wrong, *await examine(store), *check(read_store(url)), *find_repeated(url)])
     finally:
         await store.close()
 
 
-def lost(url: str, acks: Sequence[Ack]) -> list[str]:
+def find_lost(url: str, acks: Sequence[Ack]) -> list[str]:
     """Check with plain SQL that all acknowledged events are there, and at most one commit more."""
     with closing(connection(url)) as database:
         rows = database.execute("SELECT stream, seq, hash, key FROM events").fetchall()
@@ -328,7 +328,7 @@ async def unlike(store: JournalStore, acks: Sequence[Ack]) -> list[str]:
     return wrong
 
 
-def repeated(url: str) -> list[str]:
+def find_repeated(url: str) -> list[str]:
     """Check with plain SQL that every step of the plan happened exactly once."""
     with closing(connection(url)) as database:
         rows = database.execute("SELECT kind, stream, key, facts FROM events").fetchall()
@@ -356,33 +356,36 @@ def _step(kind: str, stream: str, key: str, facts: bytes) -> str:
 class JournalLane(msgspec.Struct, frozen=True):
     """One store on which one process after another is killed while it writes the journal."""
 
-    ground: Ground
+    workspace: Workspace
     teeth: bool
 
     def kill(self, death: Death) -> list[str]:
-        with closing(connection(self.ground.url)) as database, Hand(database, self.ground.kind).at_once():
+        with (
+            closing(connection(self.workspace.url)) as database,
+            Hand(database, self.workspace.kind).hold_transaction(),
+        ):
             for table in TABLES:
                 database.execute(EMPTY.format(table=table))
         with children(*PRELOADED) as started:
-            child = started.start(victim, self.ground.url, death, self.teeth)
-            acks = self._acknowledged(child, death)
-            wrong: list[str] = started.start(heir, self.ground.url, acks).hear()
+            child = started.start(victim, self.workspace.url, death, self.teeth)
+            acks = self._collect_acks(child, death)
+            wrong: list[str] = started.start(heir, self.workspace.url, acks).receive()
         return [f"{death}: {what}" for what in wrong]
 
-    def _acknowledged(self, child: Child, death: Death) -> list[Ack]:
+    def _collect_acks(self, child: Child, death: Death) -> list[Ack]:
         """Collect the acknowledgments; kill a process that dies inside a commit."""
         acks: list[Ack] = []
         if death.how == "inside":
-            while (word := child.hear()) is not None:
+            while (word := child.receive()) is not None:
                 acks += word
             time.sleep(death.delay)
             child.kill()
-        acks += [ack for word in child.hear_all() for ack in word]
+        acks += [ack for word in child.receive_all() for ack in word]
         child.expect_killed()
         return acks
 
 
-def planned(commits: int, played: int, seeds: int | None) -> tuple[Sequence[Death], Sequence[Death]]:
+def plan_deaths(commits: int, played: int, seeds: int | None) -> tuple[Sequence[Death], Sequence[Death]]:
     """Plan kills of processes that write the journal, and of processes that play: at every commit, or half and half."""
     if seeds is None:
         return deaths(commits, seed=1), acting(played, seed=1)
@@ -393,16 +396,16 @@ def planned(commits: int, played: int, seeds: int | None) -> tuple[Sequence[Deat
 
 def run(setting: Setting) -> DrillResult:
     with ExitStack() as stack:
-        grounds = [stack.enter_context(own_store(in_memory(setting))) for _ in range(LANES)]
-        for ground in grounds:
-            engine(ground.url, SystemClock(), NO_LEASE).close()
-        commits, played = asyncio.run(counted()), asyncio.run(counted_playing(grounds[0].folder))
-        writing, playing = planned(commits, played, setting.seeds)
+        grounds = [stack.enter_context(own_store(use_memory_file(setting))) for _ in range(LANES)]
+        for workspace in grounds:
+            engine(workspace.url, SystemClock(), NO_LEASE).close()
+        commits, played = asyncio.run(counted()), asyncio.run(count_effects(grounds[0].folder))
+        writing, playing = plan_deaths(commits, played, setting.seeds)
         total, before = len(writing) + len(playing), len(writing)
-        lanes = [JournalLane(ground, setting.teeth) for ground in grounds]
-        wrong = killed(lanes, writing, lambda done, note: setting.progress(done, total, note))
-        acting_lanes = [EffectsLane(ground, setting.teeth) for ground in grounds]
-        wrong += killed(acting_lanes, playing, lambda done, note: setting.progress(before + done, total, note))
+        lanes = [JournalLane(workspace, setting.teeth) for workspace in grounds]
+        wrong = run_deaths(lanes, writing, lambda done, note: setting.progress(done, total, note))
+        acting_lanes = [EffectsLane(workspace, setting.teeth) for workspace in grounds]
+        wrong += run_deaths(acting_lanes, playing, lambda done, note: setting.progress(before + done, total, note))
     counts = {
         "kills": total,
         "commits": commits,
@@ -417,7 +420,7 @@ def run(setting: Setting) -> DrillResult:
 async def counted() -> int:
     clock = SystemClock()
     heard: list[Sequence[Told]] = []
-    store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
+    store = JournalStore(MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).make), inline=True)
     await Workload(store, clock, "worker", SESSION, heard.append).run()
     return len(heard)
 

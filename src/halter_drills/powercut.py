@@ -25,8 +25,19 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
 from halter.journal.store import JournalStore
-from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, Recorder, commits, committed, images, pages, write_out
-from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Setting, examined, own_store, result, sqlite_file
+from halter_drills.disk import (
+    ACKNOWLEDGED,
+    Commit,
+    Image,
+    Log,
+    Recorder,
+    commits,
+    find_committed,
+    images,
+    pages,
+    write_out,
+)
+from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Setting, examine, own_store, result, sqlite_file
 from halter_drills.faults import TABLES
 from halter_drills.workload import Step, Told, Workload, plan
 
@@ -64,7 +75,7 @@ class Notes:
     reader: sqlite3.Connection
     promises: dict[str, Promise] = field(default_factory=dict[str, Promise])
 
-    def take(self, told: Sequence[Told]) -> None:
+    def record(self, told: Sequence[Told]) -> None:
         label = f"{ACKNOWLEDGED} {len(self.promises)}"
         self.recorder.mark(label)
         found = promise(self.reader)
@@ -94,7 +105,7 @@ def record(path: Path, *, teeth: bool = False) -> Recording:
     """
     steps = plan(SESSION)[:STEPS_WITH_TEETH] if teeth else plan(SESSION)
     clock = SystemClock()
-    engine = partial(SqliteEngine, str(path), now=clock.now, new_id=SortableIds(clock.now).new)
+    engine = partial(SqliteEngine, str(path), now=clock.now, new_id=SortableIds(clock.now).make)
     engine().close()
     with Recorder(path) as recorder:
 
@@ -113,11 +124,11 @@ def record(path: Path, *, teeth: bool = False) -> Recording:
 
 
 async def _session(store: JournalStore, notes: Notes, steps: Sequence[Step]) -> None:
-    await Workload(store, SystemClock(), "worker", SESSION, notes.take).run(steps)
+    await Workload(store, SystemClock(), "worker", SESSION, notes.record).run(steps)
     await store.close()
 
 
-def drawn(log: Log, wanted: int | None) -> Iterator[Image]:
+def draw_images(log: Log, wanted: int | None) -> Iterator[Image]:
     """Draw images at every point of the log, or as many as wanted, spread over the log."""
     if wanted is None:
         yield from images(log, seed=1, per_point=PER_POINT)
@@ -141,50 +152,50 @@ class ImageExaminer:
 
     def examine(self, image: Image) -> list[str]:
         where = f"The image {image.moment} ({image.kind}, after {image.point} operations)"
-        number = committed(pages(**image.files), self._digests)
+        number = find_committed(pages(**image.files), self._digests)
         if number is None:
             return [f"{where} holds a state of the database that was never committed."]
-        wrong = list(self._opened(image, number))
+        wrong = list(self._open_image(image, number))
         if number < image.acknowledged:
             wrong.append(f"has lost {image.acknowledged - number} acknowledged commits.")
         if number > image.written:
             wrong.append("holds commits that had not been written yet.")
         return [f"{where} {what}" for what in wrong]
 
-    def _opened(self, image: Image, number: int) -> Iterator[str]:
+    def _open_image(self, image: Image, number: int) -> Iterator[str]:
         write_out(image.files, self._path)
         try:
-            found, integrity = _recovered(self._path)
+            found, integrity = _recover(self._path)
         except sqlite3.DatabaseError as error:
             yield f"cannot be opened ({error})."
             return
         if integrity != "ok":
             yield f"is damaged ({integrity})."
-        lost = self._promised(image.acknowledged).events - found.events
+        lost = self._find_promise(image.acknowledged).events - found.events
         if lost:
             yield f"has lost {len(lost)} acknowledged events, such as event {min(lost)[1]} of {min(lost)[0]}."
-        if found.content != self._promised(number).content:
+        if found.content != self._find_promise(number).content:
             yield f"does not hold what was there after commit {number}."
         elif number not in self.recovered:
             self.recovered.add(number)
-            yield from asyncio.run(_verified(self._path))
+            yield from asyncio.run(_verify(self._path))
 
-    def _promised(self, number: int) -> Promise:
+    def _find_promise(self, number: int) -> Promise:
         return self._promises[self._states[number].label]
 
 
-def _recovered(path: Path) -> tuple[Promise, str]:
+def _recover(path: Path) -> tuple[Promise, str]:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         [(integrity,)] = connection.execute("PRAGMA integrity_check(1)").fetchall()
         return promise(connection), integrity
 
 
-async def _verified(path: Path) -> list[str]:
+async def _verify(path: Path) -> list[str]:
     clock = SystemClock()
-    store = JournalStore(SqliteEngine(str(path), now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
+    store = JournalStore(SqliteEngine(str(path), now=clock.now, new_id=SortableIds(clock.now).make), inline=True)
     try:
-        return await examined(store)
+        return await examine(store)
     finally:
         await store.close()
 
@@ -205,13 +216,13 @@ class Tally:
 
 def run(setting: Setting) -> DrillResult:
     fast = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None  # Thousands of images, which need no disk.
-    with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=fast or ground.folder) as folder:
-        recording = record(sqlite_file(ground.url), teeth=setting.teeth)
+    with own_store(setting) as workspace, tempfile.TemporaryDirectory(dir=fast or workspace.folder) as folder:
+        recording = record(sqlite_file(workspace.url), teeth=setting.teeth)
         examiner = ImageExaminer(recording, Path(folder))
         expected = setting.seeds or len(recording.log.operations) * FEWEST_PER_POINT
         wrong: list[str] = []
         tally = Tally()
-        for number, image in enumerate(drawn(recording.log, setting.seeds), 1):
+        for number, image in enumerate(draw_images(recording.log, setting.seeds), 1):
             wrong += examiner.examine(image)
             tally.count(image)
             if number % SHOWN_EVERY == 0:
@@ -229,7 +240,7 @@ def run(setting: Setting) -> DrillResult:
         "moments": dict(tally.moments.most_common()),
         "kinds": dict(tally.kinds.most_common()),
     }
-    return result("powercut", ground.kind, images, wrong, counts)
+    return result("powercut", workspace.kind, images, wrong, counts)
 
 
 DRILL: Final = Drill(

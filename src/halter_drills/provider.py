@@ -36,7 +36,7 @@ class ListedProvider:
     """
 
     def __init__(self, words: Sequence[str] = ("It ", "is ", "seven."), output: int = 40) -> None:
-        self.words = tuple(words)
+        self.texts = tuple(words)
         self.output = output
         self.pace = 0.0
         self.gate: asyncio.Event | None = None
@@ -44,7 +44,7 @@ class ListedProvider:
         self.cut_after: int | None = None
         self.status = 200
         self.extra_usage: Mapping[str, Any] = {}
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -58,7 +58,7 @@ class ListedProvider:
 
     @asynccontextmanager
     async def serve(self, port: int = 0) -> AsyncGenerator["ListedProvider"]:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", port)
+        server = await asyncio.start_server(self._serve_connection, "127.0.0.1", port)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -68,17 +68,17 @@ class ListedProvider:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while await self._one(reader, writer):
+            while await self._serve_one(reader, writer):
                 pass
         writer.close()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -87,30 +87,30 @@ class ListedProvider:
         self.paths.append(path)
         self.headers.append(headers)
         self.bodies.append(body)
-        self.asked.append(asked)
+        self.requests.append(asked)
         if self.status != 200:  # noqa: PLR2004 The status of HTTP for all is well.
             error = {"type": "error", "error": {"type": "overloaded_error", "message": "Not now.", "code": "busy"}}
-            return await self._whole(writer, error, self.status)
+            return await self._send_whole(writer, error, self.status)
         if path.partition("?")[0].endswith("count_tokens"):
-            return await self._whole(writer, {"input_tokens": len(body) // 4})
+            return await self._send_whole(writer, {"input_tokens": len(body) // 4})
         events, whole = self._answer(path, asked, body)
         if not asked.get("stream"):
             if self.gate is not None and not self.gate.is_set():
                 self.reached_gate.set()
                 await self.gate.wait()
-            done = await self._whole(writer, whole)
+            done = await self._send_whole(writer, whole)
             self.finished += 1
             return done
-        return await self._streamed(writer, events)
+        return await self._send_stream(writer, events)
 
-    async def _whole(self, writer: asyncio.StreamWriter, value: object, status: int = 200) -> bool:
+    async def _send_whole(self, writer: asyncio.StreamWriter, value: object, status: int = 200) -> bool:
         data = json.dumps(value).encode()
         start = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         writer.write(start % (status, len(data)) + data)
         await writer.drain()
         return True
 
-    async def _streamed(self, writer: asyncio.StreamWriter, events: Sequence[bytes]) -> bool:
+    async def _send_stream(self, writer: asyncio.StreamWriter, events: Sequence[bytes]) -> bool:
         writer.write(_STREAM)
         for number, event in enumerate(events):
             if self.cut_after is not None and number >= self.cut_after:
@@ -138,11 +138,11 @@ class ListedProvider:
         seller = "anthropic" if "/messages" in path else "openai"
         self._bill(ModelName(seller, str(asked.get("model"))), read, written)
         if "/messages" in path:
-            return _messages(self.words, tool, {**self.extra_usage}, read, written)
+            return _messages(self.texts, tool, {**self.extra_usage}, read, written)
         if "/chat/" in path:
             reports = bool(_part(asked, "stream_options").get("include_usage"))
-            return _chat(self.words, tool, read, written, reports=reports)
-        return _responses(self.words, tool, read, written)
+            return _chat(self.texts, tool, read, written, reports=reports)
+        return _responses(self.texts, tool, read, written)
 
     def _bill(self, model: ModelName, read: int, written: int) -> None:
         rates = self._prices.find(model)

@@ -23,9 +23,9 @@ from halter.proxy.dialect import DialectName
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, describe_key, make_key_secret
 from halter.settings import Settings
 from halter.state.session import InFlight
-from halter_drills.checker import StoreContents, check, found_at
+from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Child, Children, Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, use_memory_file
 from halter_drills.provider import ListedProvider
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ _EXACT: Final[frozenset[ProxyAct]] = frozenset(("whole", "streamed", "hangs up")
 class ForgetfulLedger(Ledger):
     """Charges half of what was used, and nothing for what is in doubt: with teeth, the drill must find it."""
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement:
-        usd = None if truth.usd is None else truth.usd // 2
-        return await super().settle(lease, flight, msgspec.structs.replace(truth, usd=usd))
+    async def settle(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement:
+        usd = None if result.usd is None else result.usd // 2
+        return await super().settle(lease, flight, msgspec.structs.replace(result, usd=usd))
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
         for flight in flights:
@@ -111,17 +111,17 @@ async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool
 def run(setting: Setting) -> DrillResult:
     if missing := find_missing():
         raise ConfigError(missing)
-    with own_store(in_memory(setting)) as ground, children(__name__, *IMPORTED) as started:
-        return asyncio.run(_drilled(setting, ground, started))
+    with own_store(use_memory_file(setting)) as workspace, children(__name__, *IMPORTED) as started:
+        return asyncio.run(_run_cases(setting, workspace, started))
 
 
 def find_missing() -> str:
     return "" if is_installed("uvicorn") and is_installed("fastapi") else explain_extra("server", "The drill proxy")
 
 
-async def _drilled(setting: Setting, ground: Ground, started: Children) -> DrillResult:
+async def _run_cases(setting: Setting, workspace: Workspace, children: Children) -> DrillResult:
     rounds = setting.seeds or 1
-    keys = KeyFile(ground.folder / "keys.json")
+    keys = KeyFile(workspace.folder / "keys.json")
     cases = [
         ProxyCase(agent, dialect, act, _make_key(keys, agent))
         for number in range(rounds)
@@ -133,8 +133,8 @@ async def _drilled(setting: Setting, ground: Ground, started: Children) -> Drill
     billed: dict[str, int] = {}
 
     async def start() -> tuple[Child, str]:
-        child = started.start(_serve, ground.url, str(ground.folder), provider.port, setting.teeth)
-        return child, await asyncio.to_thread(child.hear)
+        child = children.start(_serve, workspace.url, str(workspace.folder), provider.port, setting.teeth)
+        return child, await asyncio.to_thread(child.receive)
 
     import httpx2
 
@@ -151,12 +151,12 @@ async def _drilled(setting: Setting, ground: Ground, started: Children) -> Drill
         before = provider.billed
         await _ask_together(http, url, shared)
         billed["shared"] = provider.billed - before
-        await _let_recover(ground, start, child)
+        await _end_cleanly(workspace, start, child)
     setting.progress(len(cases) + 1, len(cases) + 1, "checked")
-    found = found_at(ground.url)
-    violations = [*check(found), *_compare(cases, billed, found)]
+    contents = read_store(workspace.url)
+    violations = [*check(contents), *_compare(cases, billed, contents)]
     counts = {"requests": len(cases) + TOGETHER, "billed_usd_micros": sum(billed.values())}
-    return result(DRILL.name, ground.kind, len(cases) + 1, violations, counts)
+    return result(DRILL.name, workspace.kind, len(cases) + 1, violations, counts)
 
 
 def _serve(pipe: Pipe, url: str, folder: str, port: int, teeth: bool) -> None:  # noqa: FBT001 It is passed to a process.
@@ -214,22 +214,22 @@ async def _ask_together(http: "httpx2.AsyncClient", url: str, secret: str) -> No
     await asyncio.gather(*asked)
 
 
-async def _let_recover(ground: Ground, start: Callable[[], Any], child: Child) -> None:
+async def _end_cleanly(workspace: Workspace, start: Callable[[], Any], child: Child) -> None:
     """End the last proxy in good order, and let another one settle what the killed ones held."""
-    child.tell("end")
-    await asyncio.to_thread(child.hear)
+    child.send("end")
+    await asyncio.to_thread(child.receive)
     await asyncio.sleep(LEASE_OVER_SECONDS)
     last, _ = await start()
     async with asyncio.timeout(LONGEST_RECOVERY_SECONDS):
-        while (await asyncio.to_thread(found_at, ground.url)).holds:  # noqa: ASYNC110 Another process settles them.
+        while (await asyncio.to_thread(read_store, workspace.url)).holds:  # noqa: ASYNC110 Another process settles them.
             await asyncio.sleep(0.1)
     last.tell("end")
     await asyncio.to_thread(last.hear)
 
 
-def _compare(cases: Sequence[ProxyCase], billed: Mapping[str, int], found: StoreContents) -> Iterator[str]:
+def _compare(cases: Sequence[ProxyCase], billed: Mapping[str, int], contents: StoreContents) -> Iterator[str]:
     spent: dict[str, int] = {}
-    for (scope, window, unit), sums in found.budgets.items():
+    for (scope, window, unit), sums in contents.budgets.items():
         if scope.startswith("agent:") and unit == "usd" and window.startswith("day"):
             spent[scope.removeprefix("agent:")] = sums.spent
     cap = int(DRILL_CAP * DOLLAR)

@@ -23,14 +23,14 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock, window_at
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import SortableIds, WorkerId
-from halter.core.money import BudgetRow, CapReached, Caps, Leg, MustWait, Spender, reserve
+from halter.core.money import BudgetRow, CapReached, Caps, Contended, Leg, Spender, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import FleetPolicyRow, SessionRow
 from halter.dispatch.heartbeat import keep_leases
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
-from halter.guard.judge_request import RequestAttempt
+from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult
 from halter.guard.tool_door import Answer
 from halter.journal.engine import Engine
@@ -43,19 +43,29 @@ from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
 from halter.testing.fakes import Crashed
 from halter.testing.world import VIRTUAL_START, SeedLoop
-from halter_drills.checker import RecordedEvent, StoreContents, Sums, check, fact, found_at, found_in, paid
+from halter_drills.checker import RecordedEvent, StoreContents, Sums, check, check_paid, fact, read_database, read_store
 from halter_drills.children import Child, Children, Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
+from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result
 from halter_drills.faults import AlteredRows, Faults, FaultyStore
-from halter_drills.spenders import ONE_CAP, Crowd, SpendingWorker, begin, cap_change, patience, planned, quarrel, surely
-from halter_drills.workload import Refusal, Till, asked_of
+from halter_drills.spenders import (
+    ONE_CAP,
+    Crowd,
+    SpendingWorker,
+    begin,
+    cap_change,
+    draw_crowd,
+    list_caps,
+    patience,
+    surely,
+)
+from halter_drills.workload import DrillLedger, Refusal, make_request
 
 
-class ObeysItsFolder(Till):
+class ObeysItsFolder(DrillLedger):
     """The teeth in folders: a process that obeys the caps of its own file instead of the store's policy."""
 
-    def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
-        write = super().intent(lease, asked)
+    def intent(self, lease: Lease, request: CallRequest | ModelAttempt) -> Write:
+        write = super().intent(lease, request)
 
         def decide(rows: Rows) -> Sequence[Draft]:
             altered = AlteredRows(rows, lambda row: None if isinstance(row, FleetPolicyRow) else row)
@@ -64,29 +74,29 @@ class ObeysItsFolder(Till):
         return msgspec.structs.replace(write, decide=decide)
 
 
-class CheckThenSpend(Till):
+class CheckThenSpend(DrillLedger):
     """The teeth: it checks the budget first, and spends in another transaction.
 
     It hides the caps from the store, whose own constraint would stop it.
     """
 
-    async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
+    async def admit(self, lease: Lease, request: CallRequest | ModelAttempt) -> InFlight | Refusal | BudgetBusy:
         """Decide on budgets that may have changed since."""
-        if isinstance(asked, RequestAttempt):
-            return await super().admit(lease, asked)
+        if isinstance(request, ModelAttempt):
+            return await super().admit(lease, request)
         found = await self._store.ask(Query("budgets", BudgetRow))
         rows = {row.key(): row for row in found}
-        empty = [(leg, BudgetRow(leg.scope, leg.window, leg.unit)) for leg in asked.legs]
+        empty = [(leg, BudgetRow(leg.scope, leg.window, leg.unit)) for leg in request.legs]
         verdict = reserve([(leg, rows.get(row.key(), row)) for leg, row in empty])
-        if isinstance(verdict, MustWait):
-            return StillHeld(asked.call)
-        legs = remove_caps(asked.legs)
+        if isinstance(verdict, Contended):
+            return BudgetBusy(request.call)
+        legs = remove_caps(request.legs)
         if isinstance(verdict, CapReached):
-            refusal = CostCapReached.refusing(asked.call, asked.tool, verdict)
-            await self._blindly(lease, asked.call, refusal, legs)
-            return Answer(asked.call, "cost_cap_reached", describe_cap_reached(verdict), cap=refusal)
-        await self._blindly(lease, asked.call, CallStarted(call=asked.call, tool=asked.tool, legs=legs), legs)
-        return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
+            refusal = CostCapReached.refusing(request.call, request.tool, verdict)
+            await self._blindly(lease, request.call, refusal, legs)
+            return Answer(request.call, "cost_cap_reached", describe_cap_reached(verdict), cap=refusal)
+        await self._blindly(lease, request.call, CallStarted(call=request.call, tool=request.tool, legs=legs), legs)
+        return InFlight(request.call, request.tool, "turn", legs, self._clock.now(), is_call=True)
 
     async def _blindly(self, lease: Lease, call: str, event: AnyEvent, legs: tuple[Leg, ...]) -> None:
         stream, reads = lease.stream, rows_of_hold(call, legs)
@@ -110,7 +120,7 @@ class Race(msgspec.Struct, frozen=True):
 
     seed: int
     crowd: Crowd
-    till: type[Till] = Till
+    till: type[DrillLedger] = DrillLedger
     faults: Faults = SMOOTH
     changes: int = 0
 
@@ -129,7 +139,7 @@ class Tape:
     open: set[str] = field(default_factory=set[str])
     every_seconds: float = HOUR / SECOND
 
-    def saw(self, events: Sequence[Stored]) -> None:
+    def on_commit(self, events: Sequence[Stored]) -> None:
         for event in events:
             self.events.append(fact(event.stream, event.seq, event.kind, event.at, event.generation, event.facts))
             if event.kind == "session_started":
@@ -152,14 +162,14 @@ class RaceWorld:
     bills: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list[int]))
     counts: Counter[str] = field(default_factory=Counter[str])
 
-    async def finished(self) -> bool:
+    async def has_finished(self) -> bool:
         return not self.tape.open
 
     def bill(self, call: str, truth: int) -> None:
         self.bills[call].append(truth)
 
 
-def simulated(race: Race) -> Outcome:
+def simulate(race: Race) -> Outcome:
     start = VIRTUAL_START + HOUR - MINUTE // 2
     loop = SeedLoop(race.seed, start)
     tape = Tape()
@@ -170,24 +180,24 @@ def simulated(race: Race) -> Outcome:
         late = runner.run(_run(world))
         left = found()
         runner.run(store.close())
-    wrong = late + check(left, planned(race.crowd, start)) + paid(left.events, world.bills)
+    wrong = late + check(left, list_caps(race.crowd, start)) + check_paid(left.events, world.bills)
     world.counts.update(Counter(event.kind for event in left.events))
     return Outcome([f"Number {race.seed}: {sentence}" for sentence in wrong], world.counts, left)
 
 
 def _engine(race: Race, loop: SeedLoop, tape: Tape) -> tuple[Engine, Callable[[], StoreContents]]:
-    new_id = SortableIds(loop.now, random.Random(race.seed).getrandbits).new
+    new_id = SortableIds(loop.now, random.Random(race.seed).getrandbits).make
     if race.seed % 2:
         connection = open_connection(":memory:")
         engine = SqliteEngine(
             ":memory:", now=loop.now, new_id=new_id, lease=race.crowd.lease, connect=lambda _: connection
         )
-        return engine, lambda: found_in(connection)
+        return engine, lambda: read_database(connection)
     memory = MemoryEngine(now=loop.now, new_id=new_id, lease=race.crowd.lease)
-    return memory, lambda: _found(memory, tape)
+    return memory, lambda: _read_contents(memory, tape)
 
 
-def _found(memory: MemoryEngine, tape: Tape) -> StoreContents:
+def _read_contents(memory: MemoryEngine, tape: Tape) -> StoreContents:
     budgets = {
         (row["scope"], row["window"], row["unit"]): Sums(row["spent"], row["held"], row["overrun"])
         for row in memory.ask("budgets", {})
@@ -217,26 +227,26 @@ async def _run(world: RaceWorld) -> list[str]:
 async def _process(world: RaceWorld, number: int, slots: int) -> None:
     """Run one process after another: after a crash, the next one starts from the store alone."""
     for life in range(LIVES + 1):
-        chance = random.Random(f"{world.race.seed} {number} {life}")
+        rng = random.Random(f"{world.race.seed} {number} {life}")
         faults = world.race.faults if life < LIVES else SMOOTH
-        store = FaultyStore(world.store, chance, world.loop, faults)
+        store = FaultyStore(world.store, rng, world.loop, faults)
         name, crowd, till = WorkerId(f"w{number}.{life}"), world.race.crowd, world.race.till
         try:
-            await SpendingWorker(name, store, world.loop, crowd, world.bill, world.finished, slots, till).run()
+            await SpendingWorker(name, store, world.loop, crowd, world.bill, world.has_finished, slots, till).run()
         except* Crashed:
             world.counts["crashes"] += 1
-            await world.loop.sleep(chance.randrange(5 * SECOND))
-        if await world.finished():
+            await world.loop.sleep(rng.randrange(5 * SECOND))
+        if await world.has_finished():
             return
 
 
 async def _cap_changer(world: RaceWorld) -> None:
     """Raise and lower caps, of a window or of a session, while all spend."""
-    chance = random.Random(f"{world.race.seed} person")
-    store = FaultyStore(world.store, chance, world.loop, Faults(away=0.2, lost=0.2))
+    rng = random.Random(f"{world.race.seed} person")
+    store = FaultyStore(world.store, rng, world.loop, Faults(away=0.2, lost=0.2))
     for number in range(world.race.changes):
-        await world.loop.sleep(chance.randrange(5 * SECOND))
-        write = cap_change(world.race.crowd, world.loop.now(), chance, number)
+        await world.loop.sleep(rng.randrange(5 * SECOND))
+        write = cap_change(world.race.crowd, world.loop.now(), rng, number)
         await surely(lambda write=write: store.commit(write), world.loop)
 
 
@@ -262,75 +272,77 @@ FOLDERS: Final[Mapping[str, str]] = {
 """The process of `early` starts before the one of `first`, whose file becomes the policy; the others start after it."""
 
 
-def spend_in_folders(ground: Ground, started: Children, *, broken: bool) -> tuple[list[str], Counter[str]]:
+def spend_in_folders(workspace: Workspace, children: Children, *, broken: bool) -> tuple[list[str], Counter[str]]:
     """Let one process per folder spend at the same time, and check the total."""
     since = SystemClock().now()
-    asyncio.run(_begin_in_folders(ground))
+    asyncio.run(_begin_in_folders(workspace))
     spenders: dict[Child, str] = {}
     for name, file in FOLDERS.items():
-        folder = ground.folder / name
+        folder = workspace.folder / name
         folder.mkdir()
         if file:
             (folder / "halter.yaml").write_text(file)
-        child = started.start(_spender, ground, folder, broken)
-        child.hear()
+        child = children.start(_spender, workspace, folder, broken)
+        child.receive()
         spenders[child] = name
     for child in spenders:
-        child.tell("go")
+        child.send("go")
     spent: Counter[str] = Counter()
-    for child, cost in started.words():
+    for child, cost in children.messages():
         spent[spenders[child]] += cost
     days = len({window_at("day", since), window_at("day", SystemClock().now())})
-    return _wrong(spent, days), Counter({"folders": len(FOLDERS)})
+    return _find_violations(spent, days), Counter({"folders": len(FOLDERS)})
 
 
-def _wrong(spent: Counter[str], days: int) -> list[str]:
-    found: list[str] = []
+def _find_violations(spent: Counter[str], days: int) -> list[str]:
+    violations: list[str] = []
     if spent.total() > days * CAP:
         who = ", ".join(f"{name} {cost}" for name, cost in spent.items())
-        found.append(f"Folders: {spent.total()} micro-dollars were spent, and the store's policy allows {CAP} ({who}).")
+        violations.append(
+            f"Folders: {spent.total()} micro-dollars were spent, and the store's policy allows {CAP} ({who})."
+        )
     if spent.total() < CAP:
-        found.append(f"Folders: only {spent.total()} of {CAP} micro-dollars were spent, and all wanted more.")
+        violations.append(f"Folders: only {spent.total()} of {CAP} micro-dollars were spent, and all wanted more.")
     if spent["stricter"] > days * OWN_CAP:
-        found.append(f"Folders: {spent['stricter']} were spent where the file in the folder allows {OWN_CAP}.")
-    return found
+        violations.append(f"Folders: {spent['stricter']} were spent where the file in the folder allows {OWN_CAP}.")
+    return violations
 
 
-async def _begin_in_folders(ground: Ground) -> None:
-    async with ground.opened() as store:
+async def _begin_in_folders(workspace: Workspace) -> None:
+    async with workspace.open_store() as store:
         for name in FOLDERS:
             event = SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill")
             await store.commit(start_session(event))
 
 
-async def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  # noqa: FBT001  passed to a process
+async def _spender(pipe: Pipe, workspace: Workspace, folder: Path, broken: bool) -> None:  # noqa: FBT001  passed to a process
     """Start as any process that runs agents, and spend as soon as all others have started."""
     os.chdir(folder)
     worker = WorkerId(folder.name)
-    settings = read_settings({"HALTER_PERSON": "the drill"}, ground.folder, ground.url)
+    settings = read_settings({"HALTER_PERSON": "the drill"}, workspace.folder, workspace.url)
     async with open_runtime(settings) as app, keep_leases(app.store, app.clock, worker):
         pipe.send(0)
         await asyncio.to_thread(pipe.recv)
         fleet = use_local_policy(settings).fleet if broken else app.fleet
         caps = resolve_policy(fleet, parse_agent(load_bytes(AGENT_FILE, "agent.yaml"))).caps
-        till = (ObeysItsFolder if broken else Till)(app.store, app.clock)
+        till = (ObeysItsFolder if broken else DrillLedger)(app.store, app.clock)
         (lease,) = await app.store.claim(worker, 1)
         for number in range(WANTED):
-            if not await _bought(app, till, lease, caps, f"{worker}.{number}"):
+            if not await _buy(app, till, lease, caps, f"{worker}.{number}"):
                 return
             pipe.send(COST)
 
 
-async def _bought(app: Runtime, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
+async def _buy(app: Runtime, ledger: DrillLedger, lease: Lease, caps: Caps, call: str) -> bool:
     """Hold, act, settle; return False if there is no money for it."""
     while True:
         spender = Spender(lease.session, AGENT)
-        match await till.admit(lease, asked_of(call, "buy", caps, spender, app.clock.now(), COST)):
+        match await ledger.admit(lease, make_request(call, "buy", caps, spender, app.clock.now(), COST)):
             case InFlight() as flight:
                 await app.clock.sleep(SECOND // 100)
-                await till.settle(lease, flight, ActualResult("ok", usd=COST))
+                await ledger.settle(lease, flight, ActualResult("ok", usd=COST))
                 return True
-            case StillHeld():
+            case BudgetBusy():
                 pass
             case _:
                 return False
@@ -358,92 +370,98 @@ def run(setting: Setting) -> DrillResult:
     total = seeds + crowds + 3
     violations: list[str] = []
     counts: Counter[str] = Counter()
-    with own_store(setting) as ground, children(__name__) as started:
-        reports = _reports(ground, started, seeds, crowds, CheckThenSpend if setting.teeth else Till)
+    with own_store(setting) as workspace, children(__name__) as started:
+        reports = _reports(workspace, started, seeds, crowds, CheckThenSpend if setting.teeth else DrillLedger)
         for done, (wrong, counted) in enumerate(reports, 1):
             violations += wrong
             counts += counted
             setting.progress(done, total, f"{counts['call_started']} calls, {counts['crashes']} crashes")
-    return result(DRILL.name, ground.kind, total, violations, {"seeds": seeds, **counts})
+    return result(DRILL.name, workspace.kind, total, violations, {"seeds": seeds, **counts})
 
 
-def _reports(ground: Ground, started: Children, seeds: int, crowds: int, till: type[Till]) -> Iterator[Report]:
+def _reports(
+    workspace: Workspace, children: Children, seeds: int, crowds: int, till: type[DrillLedger]
+) -> Iterator[Report]:
     processors = os.cpu_count() or 1
     for first in range(processors):
-        started.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), till)
-    for _, report in started.words():
+        children.start(_virtual, range(first, seeds, processors), range(first, crowds, processors), till)
+    for _, report in children.messages():
         yield report
-    yield _for_real(ground, started, quarrel(seeds, **REAL), till, rough=True)
-    ground.fresh()
-    (ground.folder / BILLS).unlink()
-    yield _for_real(ground, started, patience(seeds, **REAL), till, rough=False)
-    ground.fresh()
-    yield spend_in_folders(ground, started, broken=till is not Till)
+    yield _run_processes(workspace, children, draw_crowd(seeds, **REAL), till, rough=True)
+    workspace.fresh()
+    (workspace.folder / BILLS).unlink()
+    yield _run_processes(workspace, children, patience(seeds, **REAL), till, rough=False)
+    workspace.fresh()
+    yield spend_in_folders(workspace, children, broken=till is not DrillLedger)
 
 
-def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type[Till]) -> None:
-    changes = CHANGES if till is Till else 0
+def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type[DrillLedger]) -> None:
+    changes = CHANGES if till is DrillLedger else 0
     for seed in seeds:
-        outcome = simulated(Race(seed, quarrel(seed, **VIRTUAL), till, ROUGH, changes))
+        outcome = simulate(Race(seed, draw_crowd(seed, **VIRTUAL), till, ROUGH, changes))
         pipe.send((outcome.violations, outcome.counts))
     for seed in crowds:
-        outcome = simulated(Race(seed, patience(seed, **BRISK), till))
-        unused = [f"Number {seed}: {sentence}" for sentence in _unused(outcome.found)]
+        outcome = simulate(Race(seed, patience(seed, **BRISK), till))
+        unused = [f"Number {seed}: {sentence}" for sentence in _find_unused(outcome.found)]
         pipe.send((outcome.violations + unused, outcome.counts))
 
 
-def _unused(found: StoreContents) -> list[str]:
+def _find_unused(contents: StoreContents) -> list[str]:
     """Check that a crowd that wants more than its cap uses nearly all of it."""
-    spent = sum(sums.spent for (scope, _, _), sums in found.budgets.items() if scope == "fleet")
+    spent = sum(sums.spent for (scope, _, _), sums in contents.budgets.items() if scope == "fleet")
     if spent > MUST_USE * ONE_CAP:
         return []
     return [f"The sessions were refused with {spent} of {ONE_CAP} micro-dollars spent: more than 5 % was left unused."]
 
 
-def _for_real(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> Report:
+def _run_processes(
+    workspace: Workspace, children: Children, crowd: Crowd, till: type[DrillLedger], *, rough: bool
+) -> Report:
     """Let real processes spend on the real store, kill some, and check the result."""
     since = SystemClock().now()
 
     async def begin_all() -> None:
-        async with ground.opened(crowd.lease) as store:
+        async with workspace.open_store(crowd.lease) as store:
             await begin(store, crowd)
 
     asyncio.run(begin_all())
-    killed = _let_run(ground, started, crowd, till, rough=rough)
-    found = found_at(ground.url)
-    wrong = check(found, planned(crowd, since)) + paid(found.events, _bills(ground))
-    counts = Counter(event.kind for event in found.events)
+    killed = _run_until_done(workspace, children, crowd, till, rough=rough)
+    contents = read_store(workspace.url)
+    wrong = check(contents, list_caps(crowd, since)) + check_paid(contents.events, _bills(workspace))
+    counts = Counter(event.kind for event in contents.events)
     counts["crashes"] = killed
-    return (wrong if rough else wrong + _unused(found)), counts
+    return (wrong if rough else wrong + _find_unused(contents)), counts
 
 
-def _let_run(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> int:
+def _run_until_done(
+    workspace: Workspace, children: Children, crowd: Crowd, till: type[DrillLedger], *, rough: bool
+) -> int:
     """Start the processes, kill each doomed one at its call, replace it, and wait for all to end."""
-    workers = [started.start(_worker, ground, crowd, f"w{number}", till) for number in range(PROCESSES)]
+    workers = [children.start(_worker, workspace, crowd, f"w{number}", till) for number in range(PROCESSES)]
     hours = dict(zip(workers, DOOMED, strict=False)) if rough else {}
-    if rough and till is Till:
-        started.start(_person, ground, crowd)
+    if rough and till is DrillLedger:
+        children.start(_act_as_person, workspace, crowd)
     calls: Counter[Child] = Counter()
     killed = 0
-    for child, _ in started.words():
+    for child, _ in children.messages():
         calls[child] += 1
         if calls[child] == hours.get(child):
             child.kill()
             killed += 1
-            started.start(_worker, ground, crowd, f"heir{killed}", till)
+            children.start(_worker, workspace, crowd, f"heir{killed}", till)
     return killed
 
 
-def _bills(ground: Ground) -> dict[str, list[int]]:
+def _bills(workspace: Workspace) -> dict[str, list[int]]:
     bills: dict[str, list[int]] = defaultdict(list)
-    for line in (ground.folder / BILLS).read_text().splitlines():
+    for line in (workspace.folder / BILLS).read_text().splitlines():
         call, _, truth = line.partition(" ")
         bills[call].append(int(truth))
     return bills
 
 
-async def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
-    with (ground.folder / BILLS).open("a") as bills:
+async def _worker(pipe: Pipe, workspace: Workspace, crowd: Crowd, name: str, till: type[DrillLedger]) -> None:
+    with (workspace.folder / BILLS).open("a") as bills:
 
         def bill(call: str, truth: int) -> None:
             bills.write(f"{call} {truth}\n")
@@ -451,20 +469,20 @@ async def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: typ
             pipe.send(call)
 
         slots = -(-len(crowd.members) // PROCESSES)
-        async with ground.opened(crowd.lease) as store:
+        async with workspace.open_store(crowd.lease) as store:
 
-            async def finished() -> bool:
+            async def has_finished() -> bool:
                 return all(row.ended_at for row in await store.ask(Query("all_sessions", SessionRow)))
 
-            await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
+            await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, has_finished, slots, till).run()
 
 
-async def _person(_: Pipe, ground: Ground, crowd: Crowd) -> None:
-    chance, clock = random.Random(len(crowd.members)), SystemClock()
-    async with ground.opened(crowd.lease) as store:
+async def _act_as_person(_: Pipe, workspace: Workspace, crowd: Crowd) -> None:
+    rng, clock = random.Random(len(crowd.members)), SystemClock()
+    async with workspace.open_store(crowd.lease) as store:
         for number in range(CHANGES):
             await clock.sleep(crowd.tick)
-            await store.commit(cap_change(crowd, clock.now(), chance, number))
+            await store.commit(cap_change(crowd, clock.now(), rng, number))
 
 
 DRILL: Final = Drill(

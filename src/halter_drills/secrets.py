@@ -37,21 +37,21 @@ from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
-from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spelled, values
+from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spell, values
 from halter_drills.children import Children, Pipe, children
 from halter_drills.drill import (
     Drill,
     DrillBroken,
     DrillResult,
-    Ground,
     Setting,
+    Workspace,
     connection,
-    in_memory,
     own_store,
     result,
     sqlite_file,
+    use_memory_file,
 )
-from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
+from halter_drills.workload import PERSON, begin_session, make_guard_runtime, policy_of, standing_of
 
 SESSION: Final = "leaks"
 WORKER: Final = WorkerId("drill")
@@ -90,7 +90,7 @@ class LeakyPlace(msgspec.Struct, frozen=True):
         return redact
 
 
-class Mouth:
+class LeakChannel:
     """A model that says what the drill wants, and records what it is sent."""
 
     name = ModelName("scripted", "mouth")
@@ -104,7 +104,7 @@ class Mouth:
     def count(self, prompt: Prompt) -> int:
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         with self._sent.open("ab") as file:
             file.write(msgspec.json.encode(prompt) + b"\n")
@@ -114,13 +114,13 @@ class Mouth:
         return Reply((Text(self.says, "model", trusted=False), call))
 
 
-class Leaky:
+class LeakyAgent:
     """One session that leaks secrets in every way."""
 
     def __init__(self, app: Runtime, place: LeakyPlace, *, naive: bool) -> None:
         self._app = app
         self._answers = place.folder / "answers"
-        self._mouth = Mouth(place.folder / "sent")
+        self._mouth = LeakChannel(place.folder / "sent")
         self._policy = policy_of("leaky", secrets=tuple(place.secrets))
         self._standing = standing_of(SESSION, self._policy)
         self._secrets = GivenSecrets(place.secrets)
@@ -129,7 +129,9 @@ class Leaky:
         self._doors = (
             make_guard(app, self._policy, self._secrets, self._mouth)
             if self._naive is None
-            else doors(app.store, app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
+            else make_guard_runtime(
+                app.store, app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth
+            )
         )
         self._tools = self._toolbox()
         self._planted = ""
@@ -166,12 +168,12 @@ class Leaky:
             return f"wrote {path}"
 
         async def chatter() -> str:
-            tell(self._planted)
-            await asyncio.to_thread(tell, self._planted)
+            leak_text(self._planted)
+            await asyncio.to_thread(leak_text, self._planted)
             return "It is said."
 
         def mutter() -> str:
-            tell(self._planted)
+            leak_text(self._planted)
             return "It is said."
 
         plain = (echo, give, flood, fail, fail_at_length, fail_late, fetch, chatter, mutter)
@@ -186,7 +188,7 @@ class Leaky:
             file.write(said.encode("utf-8", "surrogatepass") + b"\n")
 
     async def start(self) -> None:
-        self._lease = await begun(self._app.store, WORKER, SESSION, self._policy)
+        self._lease = await begin_session(self._app.store, WORKER, SESSION, self._policy)
 
     async def call(self, name: str, **arguments: object) -> str:
         self._number += 1
@@ -216,9 +218,9 @@ class Leaky:
 
     async def stream(self, text: str) -> str:
         whole = f"and then it said: {text} and that was all. "
-        return "".join(self._streamed(whole, size) for size in CHUNKS)
+        return "".join(self._stream(whole, size) for size in CHUNKS)
 
-    def _streamed(self, text: str, size: int) -> str:
+    def _stream(self, text: str, size: int) -> str:
         chunks = [text[at : at + size] for at in range(0, len(text), size)]
         if self._naive is not None:
             return "".join(map(self._naive, chunks))
@@ -239,7 +241,7 @@ class Leaky:
             return str(refused)
 
 
-def tell(text: str) -> None:
+def leak_text(text: str) -> None:
     """Print, log and warn with a text, also in pieces."""
     sys.stdout.write(f"It is {text}.\n")
     for at in range(0, len(text), CHUNKS[1]):
@@ -249,14 +251,14 @@ def tell(text: str) -> None:
     warnings.warn(f"It is {text}.", stacklevel=1)
 
 
-Way = Callable[[Leaky, str], Awaitable[str]]
+Way = Callable[[LeakyAgent, str], Awaitable[str]]
 
 WAYS: Final[Mapping[str, Way]] = {
     "an argument": lambda leaky, text: leaky.call("echo", text=text),
     "an output": lambda leaky, _: leaky.call("give"),
     "an error": lambda leaky, _: leaky.call("fail"),
-    "what a model is sent": Leaky.ask_with,
-    "what a model says": Leaky.ask_for,
+    "what a model is sent": LeakyAgent.ask_with,
+    "what a model says": LeakyAgent.ask_for,
     "a large output": lambda leaky, _: leaky.call("flood"),
     "an output that is cut": lambda leaky, _: leaky.call("cut"),
     "an error that is cut": lambda leaky, _: leaky.call("fail_at_length"),
@@ -266,10 +268,10 @@ WAYS: Final[Mapping[str, Way]] = {
     "the name of a tool": lambda leaky, text: leaky.call(text),
     "the name of an argument": lambda leaky, text: leaky.call("echo", **{text: 1}),
     "what a person is shown": lambda leaky, text: leaky.call("write_file", path=f"/etc/{text}"),
-    "a model that fails": Leaky.ask_in_vain,
-    "a stream": Leaky.stream,
-    "the input of a playbook": Leaky.play_with,
-    "what a tool prints": Leaky.print,
+    "a model that fails": LeakyAgent.ask_in_vain,
+    "a stream": LeakyAgent.stream,
+    "the input of a playbook": LeakyAgent.play_with,
+    "what a tool prints": LeakyAgent.print,
 }
 """Every way in which a secret can leak."""
 
@@ -281,7 +283,7 @@ async def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], naive: bool
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(place.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     async with open_runtime(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
-        leaky = Leaky(app, place, naive=naive)
+        leaky = LeakyAgent(app, place, naive=naive)
         await leaky.start()
         for each in leaks:
             await leaky.leak(each)
@@ -343,30 +345,32 @@ class SearchedPlace(msgspec.Struct, frozen=True):
     data: bytes
 
 
-def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
+def plan_leaks(secrets: Mapping[str, str], rng: random.Random) -> list[Leak]:
     """Leak secrets in turn, in every way and encoding; in between, a key of each family in the usual ways."""
     turns = cycle(secrets.items())
-    known = (Leak(spelled(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
-    keys = [key(chance, family, form) for family, form in KEYS]
+    known = (Leak(spell(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
+    keys = [key(rng, family, form) for family, form in KEYS]
     made = (Leak(each, way) for way in FEW_WAYS for each in keys)
     return [leak for pair in zip_longest(known, made) for leak in pair if leak is not None]
 
 
 def run(setting: Setting) -> DrillResult:
-    chance = random.Random(0)
-    secrets = values(chance)
-    endless = chain.from_iterable(leaks(secrets, chance) for _ in count())
-    wanted = leaks(secrets, chance) if setting.seeds is None else list(islice(endless, setting.seeds))
+    rng = random.Random(0)
+    secrets = values(rng)
+    endless = chain.from_iterable(plan_leaks(secrets, rng) for _ in count())
+    wanted = plan_leaks(secrets, rng) if setting.seeds is None else list(islice(endless, setting.seeds))
     setting.progress(0, len(wanted), "secrets are leaked")
-    with own_store(in_memory(setting)) as ground:
-        folder = ground.folder
-        settings = Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json")
+    with own_store(use_memory_file(setting)) as workspace:
+        folder = workspace.folder
+        settings = Settings(
+            workspace.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json"
+        )
         place = LeakyPlace(settings, secrets, folder)
         with children(__name__) as started:
-            _leaked(place, started, wanted, teeth=setting.teeth)
-            looks = (_command(place, started, *words, "--store", ground.url) for words in LOOKS)
-            channels = [*_played(place, started), *looks, *_stored(ground), *_beside(place)]
-    violations = seen(channels, [each.canary for each in wanted])
+            _run_leaks(place, started, wanted, teeth=setting.teeth)
+            looks = (_command(place, started, *words, "--store", workspace.url) for words in LOOKS)
+            channels = [*_play(place, started), *looks, *_read_store(workspace), *_read_beside_store(place)]
+    violations = find_leaks(channels, [each.canary for each in wanted])
     setting.progress(len(wanted), len(wanted), "searched")
     counts = {
         "ways": len({each.way for each in wanted}),
@@ -375,32 +379,32 @@ def run(setting: Setting) -> DrillResult:
         "key_families": len({family for family, _ in KEYS}),
         "bytes_searched": sum(len(channel.data) for channel in channels),
     }
-    return result(DRILL.name, ground.kind, len(wanted), violations, counts)
+    return result(DRILL.name, workspace.kind, len(wanted), violations, counts)
 
 
-def _leaked(place: LeakyPlace, started: Children, planned: Sequence[Leak], *, teeth: bool) -> None:
+def _run_leaks(place: LeakyPlace, children: Children, planned: Sequence[Leak], *, teeth: bool) -> None:
     for name in NAMES:
         (place.folder / name).touch()
-    child = started.start(leak, place, planned, teeth)
-    child.hear(PATIENCE)
+    child = children.start(leak, place, planned, teeth)
+    child.receive(PATIENCE)
     child.wait()
 
 
-def _played(place: LeakyPlace, started: Children) -> Iterator[SearchedPlace]:
+def _play(place: LeakyPlace, children: Children) -> Iterator[SearchedPlace]:
     """Play a playbook that uses secrets from the command line, and keep its output."""
     agent = place.folder / "agent"
     agent.mkdir()
     for name, text in (("agent.yaml", AGENT), ("tools.py", TOOLS), ("play.yaml", PLAYBOOK)):
         (agent / name).write_text(text)
-    yield _command(place, started, "trust", str(agent))
-    played = _command(place, started, "play", str(agent / "play.yaml"), "--store", place.settings.store)
+    yield _command(place, children, "trust", str(agent))
+    played = _command(place, children, "play", str(agent / "play.yaml"), "--store", place.settings.store)
     if b"step_failed" not in played.data or b"[redacted:" not in played.data:
         output = played.data.decode("utf-8", "replace")[-500:]
         raise DrillBroken(f"The playbook of the drill failed: {output}")
     yield played
 
 
-def _command(place: LeakyPlace, started: Children, *words: str) -> SearchedPlace:
+def _command(place: LeakyPlace, children: Children, *words: str) -> SearchedPlace:
     settings, printed = place.settings, place.folder / "printed"
     environ = {
         **place.environ(),
@@ -409,7 +413,7 @@ def _command(place: LeakyPlace, started: Children, *words: str) -> SearchedPlace
         "HALTER_TRUST": str(settings.trust),
         "HALTER_PERSON": PERSON,
     }
-    started.start(run_command, words, environ, printed).wait(PATIENCE)
+    children.start(run_command, words, environ, printed).wait(PATIENCE)
     return SearchedPlace(f"halter {' '.join(words[:1])}", printed.read_bytes())
 
 
@@ -426,17 +430,17 @@ def run_command(_: Pipe, words: Sequence[str], environ: Mapping[str, str], print
     main()
 
 
-def _stored(ground: Ground) -> Iterator[SearchedPlace]:
+def _read_store(workspace: Workspace) -> Iterator[SearchedPlace]:
     """Read every column of every table, and on SQLite every byte of its files."""
-    if ground.kind == "sqlite":
-        file = sqlite_file(ground.url)
+    if workspace.kind == "sqlite":
+        file = sqlite_file(workspace.url)
         yield from (
             SearchedPlace(f"the file {each.name}", each.read_bytes()) for each in file.parent.glob(f"{file.name}*")
         )
-    with closing(connection(ground.url)) as database:
+    with closing(connection(workspace.url)) as database:
         names = (
             "SELECT name FROM sqlite_master WHERE type = 'table'"
-            if ground.kind == "sqlite"
+            if workspace.kind == "sqlite"
             else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         )
         for (table,) in database.execute(names).fetchall():
@@ -447,7 +451,7 @@ def _stored(ground: Ground) -> Iterator[SearchedPlace]:
                 yield SearchedPlace(f"the table {table}", b"\0".join(values))
 
 
-def _beside(place: LeakyPlace) -> Iterator[SearchedPlace]:
+def _read_beside_store(place: LeakyPlace) -> Iterator[SearchedPlace]:
     """Read what was written beside the store: checkpoints, output, prompts and answers."""
     for name, title in NAMES.items():
         yield SearchedPlace(title, (place.folder / name).read_bytes())
@@ -464,12 +468,12 @@ NAMES: Final = {
 }
 
 
-def seen(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[str]:
+def find_leaks(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[str]:
     """Search all channels for any fragment of a canary; each canary counts once per channel."""
     whose = {fragment: canary.name for canary in canaries for fragment in canary.fragments()}
     found: dict[tuple[str, str], str] = {}
     for channel in channels:
-        for each in _within(channel.data, whose.keys()):
+        for each in _find_fragments(channel.data, whose.keys()):
             where = (channel.name, whose[each])
             if where not in found:
                 at = channel.data.index(each)
@@ -477,7 +481,7 @@ def seen(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[
     return [f"{name} is seen in {channel}: {near}" for (channel, name), near in found.items()]
 
 
-def _within(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[bytes]:
+def _find_fragments(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[bytes]:
     """Find fragments in time linear in the data, for any number of fragments."""
     last = len(data) - WIDTH + 1
     for start in range(0, last, CHUNK):

@@ -18,12 +18,12 @@ from halter.core.ids import WorkerId
 from halter.core.money import Account as Spent
 from halter.core.money import Cap, Caps, Spender, carve
 from halter.core.ports import Lease, Store, Stored, Write
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.ledger import ActualResult, change_cap
 from halter.state.lifecycle import end_session, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
 from halter_drills.checker import Account
-from halter_drills.workload import Till, asked_of
+from halter_drills.workload import DrillLedger, make_request
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Crowd(msgspec.Struct, frozen=True):
     def caps(self, member: Member) -> Caps:
         return Caps(session=Cap(member.cap), agent=self.agent_caps, fleet=self.fleet_caps)
 
-    def named(self) -> Mapping[str, Member]:
+    def by_name(self) -> Mapping[str, Member]:
         return {member.session: member for member in self.members}
 
     def children(self, parent: str) -> list[Member]:
@@ -86,18 +86,18 @@ class SpendingWorker:
     bill: Bill
     finished: Callable[[], Awaitable[bool]]
     slots: int
-    till: type[Till] = Till
+    till: type[DrillLedger] = DrillLedger
     mine: set[str] = field(default_factory=set[str])
 
     async def run(self) -> None:
-        till = self.till(self.store, self.clock)
+        ledger = self.till(self.store, self.clock)
         async with asyncio.TaskGroup() as tasks:
             beating = tasks.create_task(self._beat())
             while self.mine or not await self.finished():
                 free = self.slots - len(self.mine)
                 for lease in await self.store.claim(self.name, free) if free else ():
                     self.mine.add(lease.session)
-                    tasks.create_task(self._own(lease, till))
+                    tasks.create_task(self._own(lease, ledger))
                 await self.clock.sleep(self.crowd.tick)
             beating.cancel()
 
@@ -106,9 +106,9 @@ class SpendingWorker:
             await self.clock.sleep(self.crowd.lease // 4)
             await self.store.beat(self.name)
 
-    async def _own(self, lease: Lease, till: Till) -> None:
+    async def _own(self, lease: Lease, ledger: DrillLedger) -> None:
         try:
-            await Owner(self, lease, till).run()
+            await Owner(self, lease, ledger).run()
         except* LeaseLost:
             """Another worker owns this session now."""
         finally:
@@ -118,14 +118,14 @@ class SpendingWorker:
 class Owner:
     """The owner of one session: does what is left, and ends it."""
 
-    def __init__(self, worker: SpendingWorker, lease: Lease, till: Till) -> None:
+    def __init__(self, worker: SpendingWorker, lease: Lease, ledger: DrillLedger) -> None:
         self._worker = worker
         self._store = worker.store
         self._clock = worker.clock
         self._crowd = worker.crowd
         self._lease = lease
-        self._till = till
-        self._member = worker.crowd.named()[lease.session]
+        self._till = ledger
+        self._member = worker.crowd.by_name()[lease.session]
         self._refused = False
 
     async def run(self) -> None:
@@ -141,7 +141,7 @@ class Owner:
         self._refused = state.cost_cap_reached
         for child in self._crowd.children(self._member.session):
             await self._delegate(child)
-        await self._spend(_left(self._member, events))
+        await self._spend(_list_open(self._member, events))
         await self._end()
 
     async def _events(self) -> list[Stored]:
@@ -155,23 +155,23 @@ class Owner:
         async def one_by_one(calls: Sequence[PlannedCall]) -> None:
             for call in calls:
                 if not self._refused:
-                    await self._go(call)
+                    await self._run_one(call)
 
         lanes = self._member.lanes
         async with asyncio.TaskGroup() as tasks:
             for lane in range(lanes):
                 tasks.create_task(one_by_one(left[lane::lanes]))
 
-    async def _go(self, a_round: PlannedCall) -> None:
+    async def _run_one(self, a_round: PlannedCall) -> None:
         """Hold, act, settle; retry while other holds are in the way."""
         member = self._member
         spender, caps = Spender(member.session, member.agent), self._crowd.caps(member)
-        asked = asked_of(a_round.call, "work", caps, spender, self._clock.now(), a_round.amount)
+        request = make_request(a_round.call, "work", caps, spender, self._clock.now(), a_round.amount)
         while True:
-            match await self._surely(lambda: self._till.admit(self._lease, asked)):
+            match await self._surely(lambda: self._till.admit(self._lease, request)):
                 case InFlight() as flight:
                     return await self._act(a_round, flight)
-                case StillHeld():
+                case BudgetBusy():
                     await self._clock.sleep(self._crowd.tick)
                 case _:
                     self._refused = True
@@ -180,8 +180,8 @@ class Owner:
     async def _act(self, a_round: PlannedCall, flight: InFlight) -> None:
         await self._clock.sleep(a_round.latency)
         self._worker.bill(a_round.call, a_round.truth)
-        truth = ActualResult("ok", usd=a_round.truth)
-        await self._surely(lambda: self._till.settle(self._lease, flight, truth))
+        result = ActualResult("ok", usd=a_round.truth)
+        await self._surely(lambda: self._till.settle(self._lease, flight, result))
 
     async def _delegate(self, child: Member) -> None:
         """Start a sub-session, or be refused; wait while other holds are in the way."""
@@ -194,15 +194,15 @@ class Owner:
             parent=self._member.session,
             carved=carve(self._member.session, child.cap or 0, self._member.cap),
         )
-        await self._until_written(start_child(event, self._lease))
+        await self._write_until_done(start_child(event, self._lease))
 
     async def _end(self) -> None:
         """End as soon as nothing is held: a parent waits for its sub-sessions here."""
         state = "BUDGET_EXCEEDED" if self._refused else "COMPLETED"
         reason = "cost_cap_reached" if self._refused else "completed"
-        await self._until_written(end_session(self._lease, state, reason, self._member.parent))
+        await self._write_until_done(end_session(self._lease, state, reason, self._member.parent))
 
-    async def _until_written(self, write: Write) -> None:
+    async def _write_until_done(self, write: Write) -> None:
         while not (await self._surely(lambda: self._store.commit(write))).events:
             await self._clock.sleep(self._crowd.tick)
 
@@ -220,7 +220,7 @@ async def surely(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
     return await attempt()
 
 
-def _left(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
+def _list_open(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
     """List the calls that are neither started nor refused."""
     known: set[str] = set()
     for stored in events:
@@ -250,48 +250,48 @@ MANY: Final = 200
 ONE_CAP: Final = 1000 * CENT
 
 
-def quarrel(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
+def draw_crowd(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
     """Draw 20 sessions of three agents that want more than their caps; the last are sub-sessions of the first."""
-    chance = random.Random(f"quarrel {seed}")
-    roots = [_member(f"s{number}", chance, latency) for number in range(ROOTS)]
+    rng = random.Random(f"quarrel {seed}")
+    roots = [_member(f"s{number}", rng, latency) for number in range(ROOTS)]
     parents = [Member(m.session, m.agent, 100 * CENT, m.rounds, m.lanes) for m in roots[: CHILDREN // 2]]
-    young = [_child(parents[number % 2], number, chance, latency) for number in range(CHILDREN)]
+    young = [_child(parents[number % 2], number, rng, latency) for number in range(CHILDREN)]
     return Crowd(
         members=(*parents, *roots[len(parents) :], *young),
-        agent_caps=(Cap(chance.randint(40, 150) * CENT, chance.choice(("hour", "day"))),),
-        fleet_caps=(Cap(chance.randint(100, 300) * CENT, "day"), Cap(None, "month")),
+        agent_caps=(Cap(rng.randint(40, 150) * CENT, rng.choice(("hour", "day"))),),
+        fleet_caps=(Cap(rng.randint(100, 300) * CENT, "day"), Cap(None, "month")),
         tick=tick,
         lease=lease,
     )
 
 
-def _member(session: str, chance: random.Random, latency: int) -> Member:
-    cap = chance.choice((chance.randint(5, 25) * CENT, 100 * CENT))
-    calls = _calls(session, chance.randint(3, 6), latency, chance)
-    return Member(session, chance.choice(AGENTS), cap, calls, lanes=chance.choice((1, 1, 2)))
+def _member(session: str, rng: random.Random, latency: int) -> Member:
+    cap = rng.choice((rng.randint(5, 25) * CENT, 100 * CENT))
+    calls = _calls(session, rng.randint(3, 6), latency, rng)
+    return Member(session, rng.choice(AGENTS), cap, calls, lanes=rng.choice((1, 1, 2)))
 
 
-def _child(parent: Member, number: int, chance: random.Random, latency: int) -> Member:
+def _child(parent: Member, number: int, rng: random.Random, latency: int) -> Member:
     session = f"{parent.session}-{number}"
-    cap = chance.randint(5, 60) * CENT
-    return Member(session, parent.agent, cap, _calls(session, 3, latency, chance), parent=parent.session)
+    cap = rng.randint(5, 60) * CENT
+    return Member(session, parent.agent, cap, _calls(session, 3, latency, rng), parent=parent.session)
 
 
-def _calls(session: str, count: int, latency: int, chance: random.Random) -> tuple[PlannedCall, ...]:
+def _calls(session: str, count: int, latency: int, rng: random.Random) -> tuple[PlannedCall, ...]:
     """Draw calls whose actual cost is at most what is held for them."""
     drawn: list[PlannedCall] = []
     for number in range(count):
-        amount = chance.randint(1, 10 * CENT)
-        truth = chance.choice((0, amount, chance.randint(0, amount)))
-        drawn.append(PlannedCall(f"{session}/{number}", amount, truth, chance.randrange(1, latency)))
+        amount = rng.randint(1, 10 * CENT)
+        truth = rng.choice((0, amount, rng.randint(0, amount)))
+        drawn.append(PlannedCall(f"{session}/{number}", amount, truth, rng.randrange(1, latency)))
     return tuple(drawn)
 
 
 def patience(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
     """Draw 200 sessions on one cap that want too much. Each call costs a quarter of what is held for it."""
-    chance = random.Random(f"patience {seed}")
+    rng = random.Random(f"patience {seed}")
     return Crowd(
-        members=tuple(_patient(f"p{number}", chance, latency) for number in range(MANY)),
+        members=tuple(_patient(f"p{number}", rng, latency) for number in range(MANY)),
         agent_caps=(),
         fleet_caps=(Cap(ONE_CAP, "day"),),
         tick=tick,
@@ -299,33 +299,33 @@ def patience(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
     )
 
 
-def _patient(session: str, chance: random.Random, latency: int) -> Member:
-    amounts = [4 * chance.randint(2 * CENT, 10 * CENT) for _ in range(2)]
+def _patient(session: str, rng: random.Random, latency: int) -> Member:
+    amounts = [4 * rng.randint(2 * CENT, 10 * CENT) for _ in range(2)]
     calls = [
-        PlannedCall(f"{session}/{number}", amount, amount // 4, chance.randrange(1, latency))
+        PlannedCall(f"{session}/{number}", amount, amount // 4, rng.randrange(1, latency))
         for number, amount in enumerate(amounts)
     ]
     return Member(session, "ada", None, tuple(calls))
 
 
-def planned(crowd: Crowd, since: int) -> dict[Account, int | None]:
+def list_caps(crowd: Crowd, since: int) -> dict[Account, int | None]:
     """List every cap of the crowd, in all windows of a day from `since`."""
     caps: dict[Account, int | None] = {(f"session:{m.session}", "", "usd"): m.cap for m in crowd.members}
-    for scope, shared in _shared(crowd):
+    for scope, shared in _list_shared_caps(crowd):
         for ahead in range(0, DAY + SECOND, HOUR):
             caps[scope, window_at(shared.per, since + ahead), "usd"] = shared.max_cost_usd
     return caps
 
 
-def cap_change(crowd: Crowd, now: int, chance: random.Random, number: int) -> Write:
+def cap_change(crowd: Crowd, now: int, rng: random.Random, number: int) -> Write:
     """Draw a cap change by a person, of a scope in its present window or of a session."""
     scoped = [(f"session:{m.session}", "") for m in crowd.members]
-    scoped += [(scope, window_at(shared.per, now)) for scope, shared in _shared(crowd)] * 3
-    scope, window = chance.choice(scoped)
-    cap = chance.choice((chance.randrange(50 * CENT), chance.randrange(400 * CENT), 400 * CENT))
+    scoped += [(scope, window_at(shared.per, now)) for scope, shared in _list_shared_caps(crowd)] * 3
+    scope, window = rng.choice(scoped)
+    cap = rng.choice((rng.randrange(50 * CENT), rng.randrange(400 * CENT), 400 * CENT))
     return change_cap(Spent(scope, window, "usd"), cap, "ada", f"change {number}")
 
 
-def _shared(crowd: Crowd) -> list[tuple[str, Cap]]:
+def _list_shared_caps(crowd: Crowd) -> list[tuple[str, Cap]]:
     agents = [(f"agent:{name}", cap) for name in AGENTS for cap in crowd.agent_caps]
     return agents + [("fleet", cap) for cap in crowd.fleet_caps]

@@ -34,7 +34,17 @@ from halter.journal.retention import erase_session_bodies
 from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 from halter.journal.verify import examine
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, engine, in_memory, own_store, result
+from halter_drills.drill import (
+    Drill,
+    DrillResult,
+    Setting,
+    Workspace,
+    connection,
+    engine,
+    own_store,
+    result,
+    use_memory_file,
+)
 from halter_drills.faults import Delegating, EventEntry, Hand
 from halter_drills.workload import Workload
 
@@ -70,28 +80,28 @@ def trace(kind: FindingKind, *streams: str) -> ExpectedFinding:
     return ExpectedFinding(frozenset((kind,)), frozenset(streams))
 
 
-def chosen(scene: TamperScene, chance: random.Random) -> tuple[str, list[EventEntry], EventEntry]:
+def choose_event(scene: TamperScene, rng: random.Random) -> tuple[str, list[EventEntry], EventEntry]:
     """Choose a stream, and an event that has others before and after it."""
-    stream = chance.choice(scene.streams)
+    stream = rng.choice(scene.streams)
     entries = scene.hand.entries(stream)
-    return stream, entries, chance.choice(entries[1:-1])
+    return stream, entries, rng.choice(entries[1:-1])
 
 
 def edit(words: str, change: Callable[[EventEntry, random.Random], Mapping[str, Any]]) -> Tampering:
     """Change columns of one event."""
 
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-        stream, _, entry = chosen(scene, chance)
-        scene.hand.change(entry, **change(entry, chance))
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+        stream, _, entry = choose_event(scene, rng)
+        scene.hand.change(entry, **change(entry, rng))
         return trace("edited", stream)
 
     return Tampering(words, do)
 
 
 def edit_body(words: str, kind: FindingKind, **columns: bytes | None) -> Tampering:
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-        stream = chance.choice(scene.streams)
-        entry = chance.choice([entry for entry in scene.hand.entries(stream) if entry.body is not None])
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+        stream = rng.choice(scene.streams)
+        entry = rng.choice([entry for entry in scene.hand.entries(stream) if entry.body is not None])
         scene.hand.change(entry, **columns)
         return trace(kind, stream)
 
@@ -103,8 +113,8 @@ def rearrange(
 ) -> Tampering:
     """Add, remove or renumber events of one stream, and make its head fit."""
 
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-        stream, entries, entry = chosen(scene, chance)
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+        stream, entries, entry = choose_event(scene, rng)
         change(scene.hand, entries, entry)
         if head:
             scene.hand.set_head(stream)
@@ -116,9 +126,9 @@ def rearrange(
 def alter_blob(words: str, kind: FindingKind, statement: str, *values: bytes) -> Tampering:
     """Change a document that events refer to."""
 
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
         named = scene.hand.rows("SELECT blob, stream FROM events WHERE blob IS NOT NULL ORDER BY blob, stream")
-        blob = chance.choice(sorted({row[0] for row in named}))
+        blob = rng.choice(sorted({row[0] for row in named}))
         scene.hand.do(statement, *values, blob)
         return trace(kind, *(stream for name, stream in named if name == blob))
 
@@ -128,27 +138,27 @@ def alter_blob(words: str, kind: FindingKind, statement: str, *values: bytes) ->
 def alter_row(words: str, table: str, keys: str, statement: str) -> Tampering:
     """Change one row of a projected table."""
 
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-        scene.hand.do(statement, *chance.choice(scene.hand.rows(keys)))
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+        scene.hand.do(statement, *rng.choice(scene.hand.rows(keys)))
         return trace("row", table)
 
     return Tampering(words, do)
 
 
 def alter_checkpoints(words: str, change: Callable[[list[bytes], random.Random], object]) -> Tampering:
-    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+    def do(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
         lines = scene.checkpoints.read_bytes().splitlines(keepends=True)
-        change(lines, chance)
+        change(lines, rng)
         scene.checkpoints.write_bytes(b"".join(lines))
         return trace("checkpoint_altered", "")
 
     return Tampering(words, do)
 
 
-def flip_byte(entry: EventEntry, chance: random.Random) -> Mapping[str, Any]:
-    place = chance.randrange(len(entry.facts))
+def flip_byte(entry: EventEntry, rng: random.Random) -> Mapping[str, Any]:
+    place = rng.randrange(len(entry.facts))
     flipped = entry.facts[:place] + bytes([entry.facts[place] ^ 1]) + entry.facts[place + 1 :]
-    return {"facts": chance.choice((flipped, entry.facts + b" "))}
+    return {"facts": rng.choice((flipped, entry.facts + b" "))}
 
 
 def delete_with_head(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
@@ -180,9 +190,9 @@ def rewrite(hand: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
         hand.change(old, facts=old.facts, hash=previous)
 
 
-def exchange_events(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    stream, entries, _ = chosen(scene, chance)
-    first, second = chance.sample(entries[:-1], 2)
+def exchange_events(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    stream, entries, _ = choose_event(scene, rng)
+    first, second = rng.sample(entries[:-1], 2)
     for entry in (first, second):
         scene.hand.remove(entry)
     scene.hand.add(first._replace(seq=second.seq))
@@ -190,25 +200,25 @@ def exchange_events(scene: TamperScene, chance: random.Random) -> ExpectedFindin
     return trace("reordered", stream)
 
 
-def swap_streams(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    one, other = chance.sample(list(scene.streams), 2)
+def swap_streams(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    one, other = rng.sample(list(scene.streams), 2)
     for old, new in ((one, FORGER), (other, one), (FORGER, other)):
         scene.hand.do("UPDATE events SET stream = ? WHERE stream = ?", new, old)
         scene.hand.do("UPDATE streams SET stream = ? WHERE stream = ?", new, old)
     return ExpectedFinding(frozenset(("moved", "rewritten")), frozenset((one, other)))
 
 
-def move(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    one, other = chance.sample(list(scene.streams), 2)
-    entry = chance.choice(scene.hand.entries(one)[1:-1])
+def move(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    one, other = rng.sample(list(scene.streams), 2)
+    entry = rng.choice(scene.hand.entries(one)[1:-1])
     scene.hand.remove(entry)
     scene.hand.add(entry._replace(stream=other, seq=scene.hand.entries(other)[-1].seq + 1))
     scene.hand.set_head(other)
     return trace("moved", one, other)
 
 
-def drop_stream(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    stream = chance.choice(scene.streams)
+def drop_stream(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    stream = rng.choice(scene.streams)
     for table, column in (("events", "stream"), ("streams", "stream"), ("budgets", "scope")):
         scene.hand.do(f"DELETE FROM {table} WHERE {column} = ?", stream)  # noqa: S608  names are constants
     for table in ("sessions", "holds", "spends"):
@@ -217,21 +227,21 @@ def drop_stream(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     return trace("dropped", stream)
 
 
-def put_body_back(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    entry = chance.choice(scene.erased)
+def put_body_back(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    entry = rng.choice(scene.erased)
     scene.hand.change(entry, body=entry.body, salt=entry.salt)
     return trace("not_erased", entry.stream)
 
 
-def edit_session(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    session = chance.choice(scene.streams).removeprefix("session:")
+def edit_session(scene: TamperScene, rng: random.Random) -> ExpectedFinding:
+    session = rng.choice(scene.streams).removeprefix("session:")
     scene.hand.do("UPDATE sessions SET terminal_reason = ? WHERE session = ?", "external_halt", session)
     return trace("row", "sessions")
 
 
-def edit_checkpoint(lines: list[bytes], chance: random.Random) -> None:
-    number = chance.randrange(len(lines))
-    place = chance.choice([place for place, byte in enumerate(lines[number]) if chr(byte) in "0123456789abcdef"])
+def edit_checkpoint(lines: list[bytes], rng: random.Random) -> None:
+    number = rng.randrange(len(lines))
+    place = rng.choice([place for place, byte in enumerate(lines[number]) if chr(byte) in "0123456789abcdef"])
     changed = b"1" if lines[number][place : place + 1] != b"1" else b"2"
     lines[number] = lines[number][:place] + changed + lines[number][place + 1 :]
 
@@ -288,7 +298,7 @@ TAMPERINGS: Final = (
     alter_row("Remove a cost", "spends", "SELECT hold FROM spends ORDER BY hold", "DELETE FROM spends WHERE hold = ?"),
     Tampering("Change how a session ended", edit_session),
     alter_checkpoints("Change a hash in a checkpoint", edit_checkpoint),
-    alter_checkpoints("Remove a checkpoint", lambda lines, chance: lines.pop(chance.randrange(len(lines) - 1))),
+    alter_checkpoints("Remove a checkpoint", lambda lines, rng: lines.pop(rng.randrange(len(lines) - 1))),
     Tampering("Sign all checkpoints anew with another key", forge_checkpoints),
     Tampering("Remove all checkpoints", remove_checkpoints),
 )
@@ -309,9 +319,9 @@ class TrustingView(Delegating):
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         rows = self.real.rows(name, params)
-        return [self._believed(row) for row in rows] if name == "events_of" else rows
+        return [self._trust_row(row) for row in rows] if name == "events_of" else rows
 
-    def _believed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _trust_row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         entry = EventEntry(*row[: len(EventEntry._fields)])
         facts = self._seen.setdefault(entry.hash, entry.facts)
         return (*entry._replace(facts=facts), *row[len(EventEntry._fields) :])
@@ -328,23 +338,23 @@ class StoreExaminer:
     seen: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     async def report(self) -> IntegrityReport:
-        def examined(view: StoreView) -> IntegrityReport:
+        def examine_view(view: StoreView) -> IntegrityReport:
             view = cast("StoreView", TrustingView(view, self.seen)) if self.teeth else view
             return examine(view, self.folder, self.keys)
 
-        return await self.store.study(examined)
+        return await self.store.study(examine_view)
 
 
 def run(setting: Setting) -> DrillResult:
-    with own_store(in_memory(setting)) as ground, closing(connection(ground.url)) as database:
-        return asyncio.run(_run(setting, ground, Hand(database, ground.kind)))
+    with own_store(use_memory_file(setting)) as workspace, closing(connection(workspace.url)) as database:
+        return asyncio.run(_run(setting, workspace, Hand(database, workspace.kind)))
 
 
-async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
+async def _run(setting: Setting, workspace: Workspace, hand: Hand) -> DrillResult:
     clock = SystemClock()
-    folder, key = ground.folder / "checkpoints", ground.folder / "signing.key"
+    folder, key = workspace.folder / "checkpoints", workspace.folder / "signing.key"
     folder.mkdir()
-    real = engine(ground.url, clock, LEASE_DURATION)
+    real = engine(workspace.url, clock, LEASE_DURATION)
     store_id = next(row["value"] for row in real.ask("meta", {}) if row["name"] == "store")
     checkpointer = Checkpointer(folder, key, store_id, clock.now, every_events=OFTEN)
     store = JournalStore(real, observers=(checkpointer,))
@@ -354,7 +364,7 @@ async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
         streams = [session_stream(session) for session in SESSIONS]
         scene = TamperScene(hand, streams, checkpoint_file(folder, store_id), erased)
         examiner = StoreExaminer(store, folder, read_public_keys(public_key_path(key)), setting.teeth)
-        return await _tried(setting, ground, scene, examiner)
+        return await _try_tampering(setting, workspace, scene, examiner)
     finally:
         await store.close()
 
@@ -369,7 +379,9 @@ async def fill(store: JournalStore, clock: Clock, hand: Hand) -> list[EventEntry
     return [entry for entry in entries if entry.body is not None]
 
 
-async def _tried(setting: Setting, ground: Ground, scene: TamperScene, examiner: StoreExaminer) -> DrillResult:
+async def _try_tampering(
+    setting: Setting, workspace: Workspace, scene: TamperScene, examiner: StoreExaminer
+) -> DrillResult:
     untouched = await examiner.report()
     wrong = clean(untouched, scene)
     seeds = setting.seeds or SEEDS
@@ -384,7 +396,7 @@ async def _tried(setting: Setting, ground: Ground, scene: TamperScene, examiner:
         "checkpoints": untouched.checkpoints,
         "uncovered_events": untouched.uncovered_events,
     }
-    return result("tamper", ground.kind, total, wrong, counts)
+    return result("tamper", workspace.kind, total, wrong, counts)
 
 
 def clean(report: IntegrityReport, scene: TamperScene) -> list[str]:
@@ -398,7 +410,7 @@ def clean(report: IntegrityReport, scene: TamperScene) -> list[str]:
 
 async def _case(seed: int, tampering: Tampering, scene: TamperScene, examiner: StoreExaminer) -> list[str]:
     checkpoints = scene.checkpoints.read_bytes()
-    with scene.hand.at_once():
+    with scene.hand.hold_transaction():
         expected = tampering.do(scene, random.Random(f"{seed}/{tampering.words}"))
     found = await examiner.report()
     scene.hand.restore()

@@ -33,18 +33,18 @@ from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
 from halter.guard import judge, judge_request, tool_door
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.judge import CallRequest
-from halter.guard.judge_request import RequestAttempt
+from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult, Ledger, change_cap
 from halter.guard.model_door import RefusedRequest, read_request_refusal
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.lifecycle import end_session, park_session, post_wake, start_child, start_session, wake_session
 from halter.state.session import InFlight, Session, fold, track_request
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter_drills.drill import DrillBroken
 
 PERSON: Final = "ada"
@@ -98,7 +98,7 @@ def standing_of(session: str, policy: ResolvedPolicy, trigger: str = "") -> Sess
     )
 
 
-def doors(
+def make_guard_runtime(
     store: Store,
     clock: Clock,
     *,
@@ -109,7 +109,9 @@ def doors(
     return GuardRuntime(store, clock, redact=redact, secrets=secrets, prices=Prices(), simulates=simulates)
 
 
-async def begun(store: Store, worker: WorkerId, session: str, policy: ResolvedPolicy, trigger: str = "") -> Lease:
+async def begin_session(
+    store: Store, worker: WorkerId, session: str, policy: ResolvedPolicy, trigger: str = ""
+) -> Lease:
     event = SessionStarted(session=session, agent=policy.name, kind="task", started_by=PERSON, trigger=trigger)
     await store.commit(start_session(event))
     leases = await store.claim(worker, 1, SessionId(session))
@@ -135,7 +137,7 @@ class EffectFile:
     def effects(self) -> list[ToolEffect]:
         return [msgspec.json.decode(line, type=ToolEffect) for line in self.file.read_bytes().splitlines()]
 
-    def did(self, what: str, order: int, key: str = "") -> str:
+    def record(self, what: str, order: int, key: str = "") -> str:
         with self.file.open("ab") as file:
             file.write(msgspec.json.encode(ToolEffect(what, order, key)) + b"\n")
         return "done"
@@ -143,10 +145,10 @@ class EffectFile:
 
 # Money held and settled as the two doors do it, with no tool and no model behind them.
 
-Refusal = Answer | NeedsPerson | RefusedRequest
+Refusal = Answer | ApprovalRequired | RefusedRequest
 
 
-def asked_of(
+def make_request(
     call: str, name: str, caps: Caps, spender: Spender, now: int, usd: int, arguments: bytes = b""
 ) -> CallRequest:
     """Make the request of a call that needs money and no approval."""
@@ -161,38 +163,38 @@ def asked_of(
     )
 
 
-class Till(Ledger):
+class DrillLedger(Ledger):
     """The ledger as the doors use it: the guard's own decision about each call and request."""
 
-    async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
+    async def admit(self, lease: Lease, request: CallRequest | ModelAttempt) -> InFlight | Refusal | BudgetBusy:
         """Commit an intent with its hold, or its refusal; retry while other holds are in the way. Idempotent."""
-        committed = await self.commit_intent(_TillIntent(self, lease, asked), self.patience)
-        answer = None if committed is None else _admission(committed, asked)
-        return answer or StillHeld(asked.call if isinstance(asked, CallRequest) else asked.request)
+        committed = await self.commit_intent(_DrillIntent(self, lease, request), self.hold_timeout)
+        answer = None if committed is None else _admission(committed, request)
+        return answer or BudgetBusy(request.call if isinstance(request, CallRequest) else request.request)
 
-    def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
+    def intent(self, lease: Lease, request: CallRequest | ModelAttempt) -> Write:
         """The write that admits or refuses; drills that break a promise have another one."""
         stream = lease.stream
-        if isinstance(asked, CallRequest):
-            decide, rows = partial(judge.judge_call, asked), judge.list_call_rows(asked)
-            return Write(stream, f"{asked.call}/asked/0", decide, rows, lease)
-        decide, rows = partial(judge_request.judge_attempt, asked), judge_request.list_request_rows(asked)
-        return Write(stream, f"{asked.request}/asked", decide, rows, lease)
+        if isinstance(request, CallRequest):
+            decide, rows = partial(judge.judge_call, request), judge.list_call_rows(request)
+            return Write(stream, f"{request.call}/asked/0", decide, rows, lease)
+        decide, rows = partial(judge_request.judge_attempt, request), judge_request.list_request_rows(request)
+        return Write(stream, f"{request.request}/asked", decide, rows, lease)
 
 
-class _TillIntent(NamedTuple):
-    till: Till
+class _DrillIntent(NamedTuple):
+    till: DrillLedger
     lease: Lease
-    asked: CallRequest | RequestAttempt
+    asked: CallRequest | ModelAttempt
 
     def write(self, now: int, first: Write | None = None) -> Write:
         write = self.till.intent(self.lease, self.asked.at(now))
         return write if first is None else msgspec.structs.replace(write, first=first)
 
 
-def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | None:
+def _admission(committed: Committed, request: CallRequest | ModelAttempt) -> InFlight | Refusal | None:
     """Read the decision from what was written; None while a rate limit applies."""
-    if isinstance(asked, CallRequest):
+    if isinstance(request, CallRequest):
         return tool_door.read_call_admission(committed)
     stored = committed.events[0]
     if isinstance(stored.event, RequestStarted):
@@ -212,8 +214,8 @@ class FlatRate(msgspec.Struct, frozen=True):
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         return self.usd
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
-        return at_most if self.usd <= budget_micros else 0
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = 0) -> int:
+        return max_wait if self.usd <= budget_micros else 0
 
     def covering(self, extras: RequestExtras) -> "FlatRate":
         return self
@@ -339,7 +341,7 @@ def plan(session: str, blob_bytes: int = BLOB_BYTES) -> tuple[Step, ...]:
         AttachStep(f"{session}/attach", session, blob_bytes),
         WakeStep(f"{session}/attached", session, "webhook"),
         SetCapStep(f"{session}/raise", session, 2 * DOLLAR),
-        *_delegated(session),
+        *_delegate_steps(session),
         *_closing(session),
     )
 
@@ -374,7 +376,7 @@ def _turn(session: str, turn: int) -> Iterator[Step]:
             yield WakeStep(f"{name}/wake", session, "message")
 
 
-def _delegated(session: str) -> Iterator[Step]:
+def _delegate_steps(session: str) -> Iterator[Step]:
     """A sub-session that spends more than its cap, and is settled with its parent."""
     child = child_of(session)
     yield DelegateStep(f"{child}/start", session)
@@ -405,14 +407,14 @@ def _closing(session: str) -> Iterator[Step]:
 def _request(spend: str, purpose: Purpose, size: int) -> Spend:
     usage = Usage(1000 * size, 100 * size, 400 * size, 200 * size)
     usd, body = usd_to_micros("0.004") + size, b"I think so. " * size
-    truth = ActualResult("ok", usd=usd, tokens=usage.uncached, usage=usage, body=body)
-    return Spend(spend, "request", MODEL, truth, usd_to_micros("0.01"), 2000 * size, purpose)
+    result = ActualResult("ok", usd=usd, tokens=usage.uncached, usage=usage, body=body)
+    return Spend(spend, "request", MODEL, result, usd_to_micros("0.01"), 2000 * size, purpose)
 
 
 def _call(spend: str, size: int) -> Spend:
     outcome = "error" if size % 4 == 0 else "ok"
-    truth = ActualResult(outcome, usd=usd_to_micros("0.001") * size, tokens=0, body=b"\x00" * size)
-    return Spend(spend, "call", "fetch_page", truth, usd_to_micros("0.02"), body=b'{"page": %d}' % size)
+    result = ActualResult(outcome, usd=usd_to_micros("0.001") * size, tokens=0, body=b"\x00" * size)
+    return Spend(spend, "call", "fetch_page", result, usd_to_micros("0.02"), body=b'{"page": %d}' % size)
 
 
 def _signal(name: str) -> WakePosted:
@@ -434,7 +436,7 @@ class SessionUnavailable(HalterError):
     """The session of the drill belongs to another worker."""
 
 
-class Witness(Relay):
+class Witness(StoreProxy):
     """Folds every event that a store acknowledges, and reports it before the workload continues."""
 
     def __init__(self, store: Store, acknowledged: Acknowledged) -> None:
@@ -447,7 +449,7 @@ class Witness(Relay):
     async def commit(self, write: Write) -> Committed:
         committed = await self._store.commit(write)
         if not committed.repeated:
-            self._acknowledged([(stored, self._folded(stored)) for stored in committed.fresh()])
+            self._acknowledged([(stored, self._fold(stored)) for stored in committed.fresh()])
         return committed
 
     async def claim(
@@ -472,12 +474,12 @@ class Witness(Relay):
         """Read a stream from its start, as the successor of a dead worker does."""
         while events := await self._store.read(stream, self.state(stream).head, PAGE):
             for stored in events:
-                self._folded(stored)
+                self._fold(stored)
 
     def state(self, stream: StreamId) -> Session:
         return self.states.get(stream, Session())
 
-    def _folded(self, stored: Stored) -> Session:
+    def _fold(self, stored: Stored) -> Session:
         state = fold(self.state(stored.stream), stored)
         self.states[stored.stream] = state
         match stored.event:
@@ -508,7 +510,7 @@ class Workload:
         self._clock = clock
         self._worker = WorkerId(worker)
         self._store = Witness(store, acknowledged)
-        self._till = Till(self._store, clock)
+        self._till = DrillLedger(self._store, clock)
         self._claimed: dict[str, Lease] = {} if claimed is None else claimed
         self._leases: dict[str, Lease] = {}
 
@@ -553,7 +555,7 @@ class Workload:
                 seen = self._store.state(inbox_stream(step.session)).head
                 await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, seen))
             case RestStep():
-                await self._rest(step)
+                await self._rest_step(step)
             case SetCapStep():
                 account = Account(stream, "", "usd")
                 await self._store.commit(change_cap(account, step.cap, BY, step.id, "The plan says so."))
@@ -592,19 +594,19 @@ class Workload:
         held: list[tuple[Spend, InFlight]] = []
         for spend in step.together:
             if spend.id not in self._store.done:
-                answer = await self._till.admit(await self._lease(step.session), self._asked(step, spend))
+                answer = await self._till.admit(await self._lease(step.session), self._make_request(step, spend))
                 if isinstance(answer, InFlight):
                     held.append((spend, answer))
         for spend, flight in reversed(held):
             await self._till.settle(await self._lease(step.session), flight, spend.truth)
 
-    def _asked(self, step: ActStep, spend: Spend) -> CallRequest | RequestAttempt:
+    def _make_request(self, step: ActStep, spend: Spend) -> CallRequest | ModelAttempt:
         state, now = self._state(step.session), self._clock.now()
         caps = HELPER_CAPS if state.parent else CAPS
         spender = Spender(step.session, state.agent, state.trigger)
         if spend.what == "call":
-            return asked_of(spend.id, spend.name, caps, spender, now, spend.usd, spend.body)
-        return RequestAttempt(
+            return make_request(spend.id, spend.name, caps, spender, now, spend.usd, spend.body)
+        return ModelAttempt(
             request=spend.id,
             model=spend.name,
             purpose=spend.purpose,
@@ -617,7 +619,7 @@ class Workload:
             min_output_tokens=spend.tokens // 2,
         )
 
-    async def _rest(self, step: RestStep) -> None:
+    async def _rest_step(self, step: RestStep) -> None:
         event = SessionParked(
             state=step.state,
             inbox_seen=self._state(step.session).inbox_seen,
@@ -635,7 +637,7 @@ class Workload:
             state = self._state(session)
             self._leases[session] = lease
             if lease.generation > 1 and state.state == "RUNNING":
-                await self._take_over(lease, state)
+                await self._take_over_session(lease, state)
         return self._leases[session]
 
     async def _claim(self, session: str) -> Lease:
@@ -645,7 +647,7 @@ class Workload:
             raise SessionUnavailable(f"Session {session} cannot be claimed: another owner has it, or it is not due.")
         return self._claimed.pop(session)
 
-    async def _take_over(self, lease: Lease, state: Session) -> None:
+    async def _take_over_session(self, lease: Lease, state: Session) -> None:
         """Record the change of owner, and settle what is in doubt at its maximum."""
         key = f"{lease.session}/{lease.generation}/takeover"
         await self._store.commit(wake_session(lease, key, None, state.inbox_seen))

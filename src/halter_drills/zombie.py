@@ -22,10 +22,10 @@ from halter.guard.ledger import ActualResult
 from halter.journal.apply import Applier, WorkingSet, WriteAnswer, apply_write
 from halter.state.lifecycle import end_session, park_session, post_message, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
-from halter_drills.checker import StoreContents, check, found_at
+from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Children, Pipe, children
-from halter_drills.drill import Drill, DrillBroken, DrillResult, Ground, Setting, own_store, result
-from halter_drills.workload import Till, asked_of
+from halter_drills.drill import Drill, DrillBroken, DrillResult, Setting, Workspace, own_store, result
+from halter_drills.workload import DrillLedger, make_request
 
 Moment = Literal["before an intent", "before an effect", "before an outcome", "parked", "resident"]
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
@@ -66,7 +66,7 @@ class ZombieCase(msgspec.Struct, frozen=True):
         return self.number // len(MOMENTS) // STEPS % 2 == 1
 
 
-def unfenced(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer:
+def apply_unfenced(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAnswer:
     """The teeth: apply a write without checking its lease."""
     return apply_write(write, rows, salts, fenced=False)
 
@@ -74,24 +74,24 @@ def unfenced(write: Write, rows: WorkingSet, salts: Iterator[bytes]) -> WriteAns
 class Mortal:
     """What zombie and heir do: the steps of a session, with effects in the outside world."""
 
-    def __init__(self, ground: Ground, name: str, agent: str, applier: Applier) -> None:
+    def __init__(self, workspace: Workspace, name: str, agent: str, applier: Applier) -> None:
         self._name = WorkerId(name)
         self._agent = agent
         self._clock = SystemClock()
-        self._store = ground.open(lease=LEASE, applier=applier)
-        self._till = Till(self._store, self._clock)
-        self._effects = ground.folder / EFFECTS
+        self._store = workspace.open(lease=LEASE, applier=applier)
+        self._till = DrillLedger(self._store, self._clock)
+        self._effects = workspace.folder / EFFECTS
 
     async def _step(self, lease: Lease, number: int) -> None:
-        flight = await self._begun(lease, number)
+        flight = await self._begin(lease, number)
         if flight is not None:
             self._act(flight)
             await self._settle(lease, flight)
 
-    async def _begun(self, lease: Lease, number: int) -> InFlight | None:
+    async def _begin(self, lease: Lease, number: int) -> InFlight | None:
         session, now = lease.session, self._clock.now()
-        asked = asked_of(f"{session}/{number}", "work", Caps(), Spender(session, self._agent), now, AMOUNT)
-        answer = await self._till.admit(lease, asked)
+        request = make_request(f"{session}/{number}", "work", Caps(), Spender(session, self._agent), now, AMOUNT)
+        answer = await self._till.admit(lease, request)
         return answer if isinstance(answer, InFlight) else None
 
     def _act(self, flight: InFlight) -> None:
@@ -135,8 +135,8 @@ class Heir(Mortal):
 class Zombie(Mortal):
     """Works up to its moment, is stopped and continued, and reports what it could still do."""
 
-    def __init__(self, pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
-        super().__init__(ground, f"zombie-{case.number}", case.agent, applier)
+    def __init__(self, pipe: Pipe, workspace: Workspace, case: ZombieCase, applier: Applier) -> None:
+        super().__init__(workspace, f"zombie-{case.number}", case.agent, applier)
         self._pipe = pipe
         self._case = case
 
@@ -144,7 +144,7 @@ class Zombie(Mortal):
         session = f"z{self._case.number}"
         event = SessionStarted(session=session, agent=self._agent, kind="autonomous", started_by="the drill")
         await self._store.commit(start_session(event))
-        lease = await self._claimed(session)
+        lease = await self._claim(session)
         flight = await self._work(lease)
         self._pipe.send(lease.session)
         while not self._pipe.poll():
@@ -156,7 +156,7 @@ class Zombie(Mortal):
         self._pipe.send(await self._testimony(lease, flight))
         await self._store.close()
 
-    async def _claimed(self, session: str) -> Lease:
+    async def _claim(self, session: str) -> Lease:
         """Claim its own session only: on a busy machine another lease can expire before its owner is stopped."""
         for _ in range(LOOKS):
             for lease in await self._store.claim(self._name, 1, SessionId(session)):
@@ -177,7 +177,7 @@ class Zombie(Mortal):
                 await self._store.commit(park_session(lease, f"{lease.session}/rest", rest))
                 return None
             case "before an effect" | "before an outcome":
-                flight = await self._begun(lease, self._case.step)
+                flight = await self._begin(lease, self._case.step)
         if flight is not None and self._case.moment == "before an outcome":
             self._act(flight)
         return flight
@@ -185,19 +185,19 @@ class Zombie(Mortal):
     async def _testimony(self, lease: Lease, flight: InFlight | None) -> Testimony:
         tried = [await self._beaten(lease)] if self._case.beats_first else []
         tried += await self._went_on(lease, flight)
-        for name, write in _writes(lease):
-            tried.append(await _tried(name, lambda write=write: self._store.commit(write)))
+        for name, write in _list_writes(lease):
+            tried.append(await _try_write(name, lambda write=write: self._store.commit(write)))
         return tried if self._case.beats_first else [*tried, await self._beaten(lease)]
 
     async def _went_on(self, lease: Lease, flight: InFlight | None) -> Testimony:
         if self._case.moment == "parked":
             woken = wake_session(lease, f"{lease.session}/woken", None, 0)
-            return [await _tried("its waking up", lambda: self._store.commit(woken))]
+            return [await _try_write("its waking up", lambda: self._store.commit(woken))]
         if flight is not None:
             if self._case.moment == "before an effect":
                 self._act(flight)
-            return [await _tried("its outcome", lambda: self._settle(lease, flight))]
-        return [await _tried("its next step", lambda: self._step(lease, self._case.step))]
+            return [await _try_write("its outcome", lambda: self._settle(lease, flight))]
+        return [await _try_write("its next step", lambda: self._step(lease, self._case.step))]
 
     async def _beaten(self, lease: Lease) -> tuple[str, Answer]:
         """A heartbeat after the lease expired must report the session as lost."""
@@ -206,7 +206,7 @@ class Zombie(Mortal):
         return ("a heartbeat that reported no loss", "refused" if lost else "let through")
 
 
-async def _tried(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
+async def _try_write(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
     try:
         await attempt()
     except LeaseLost:
@@ -214,7 +214,7 @@ async def _tried(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[s
     return (what, "let through")
 
 
-def _writes(lease: Lease) -> list[tuple[str, Write]]:
+def _list_writes(lease: Lease) -> list[tuple[str, Write]]:
     session = lease.session
     child = SessionStarted(
         session=f"{session}-child",
@@ -238,47 +238,47 @@ CASES: Final = 2 * STEPS * len(MOMENTS)
 def run(setting: Setting) -> DrillResult:
     cases = [ZombieCase(number) for number in range(CASES if setting.seeds is None else setting.seeds)]
     violations: list[str] = []
-    with own_store(setting) as ground, children(__name__) as started:
+    with own_store(setting) as workspace, children(__name__) as started:
         for first in range(0, len(cases), TOGETHER):
             batch = cases[first : first + TOGETHER]
             setting.progress(first, len(cases), f"{len(batch)} workers are stopped and taken over")
-            violations += _batch(ground, started, batch, unfenced if setting.teeth else apply_write)
-        found = found_at(ground.url)
-        violations += check(found) + _done_once(found) + _acted_once(ground)
+            violations += _batch(workspace, started, batch, apply_unfenced if setting.teeth else apply_write)
+        contents = read_store(workspace.url)
+        violations += check(contents) + _check_done_once(contents) + _check_acted_once(workspace)
         setting.progress(len(cases), len(cases), "checked")
-    counts = {"moments": dict(Counter(case.moment for case in cases)), "events": len(found.events)}
-    return result(DRILL.name, ground.kind, len(cases), violations, counts)
+    counts = {"moments": dict(Counter(case.moment for case in cases)), "events": len(contents.events)}
+    return result(DRILL.name, workspace.kind, len(cases), violations, counts)
 
 
-def _batch(ground: Ground, started: Children, cases: Sequence[ZombieCase], applier: Applier) -> list[str]:
-    zombies = [started.start(_zombie, ground, case, applier) for case in cases]
-    sessions: list[str] = [zombie.hear() for zombie in zombies]
+def _batch(workspace: Workspace, children: Children, cases: Sequence[ZombieCase], applier: Applier) -> list[str]:
+    zombies = [children.start(_zombie, workspace, case, applier) for case in cases]
+    sessions: list[str] = [zombie.receive() for zombie in zombies]
     parked = [session for session, case in zip(sessions, cases, strict=True) if case.moment == "parked"]
-    asyncio.run(_wake(ground, parked))
+    asyncio.run(_wake_sessions(workspace, parked))
     for zombie in zombies:
-        zombie.tell("stand still")
-        zombie.hear()
+        zombie.send("stand still")
+        zombie.receive()
         zombie.stop()
     time.sleep(1.2 * LEASE / SECOND)
-    heir = started.start(_heir, ground, len(sessions), cases[0])
-    ended = heir.hear()
+    heir = children.start(_heir, workspace, len(sessions), cases[0])
+    ended = heir.receive()
     for zombie in zombies:
-        zombie.tell("go on")
-        zombie.go_on()
+        zombie.send("go on")
+        zombie.resume()
     wrong = [] if sorted(ended) == sorted(sessions) else [f"Of {sessions}, only {ended} were taken over."]
     for case, zombie in zip(cases, zombies, strict=True):
         where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, was continued"
-        testimony: Testimony = zombie.hear()
+        testimony: Testimony = zombie.receive()
         wrong += [f"{where}, and {tried} was let through." for tried, answer in testimony if answer != "refused"]
-    started.end()
+    children.end()
     return wrong
 
 
-def _done_once(found: StoreContents) -> list[str]:
+def _check_done_once(contents: StoreContents) -> list[str]:
     """Check that each step of each session was started once, settled once, and that nothing follows the end."""
     wrong: list[str] = []
-    times = Counter((event.kind, event.facts["call"]) for event in found.events if "call" in event.facts)
-    last = {event.stream: event for event in found.events}
+    times = Counter((event.kind, event.facts["call"]) for event in contents.events if "call" in event.facts)
+    last = {event.stream: event for event in contents.events}
     for stream, event in last.items():
         if stream.endswith("/in"):
             continue
@@ -292,24 +292,24 @@ def _done_once(found: StoreContents) -> list[str]:
     return wrong
 
 
-def _acted_once(ground: Ground) -> list[str]:
+def _check_acted_once(workspace: Workspace) -> list[str]:
     """Check outside that no effect happened twice."""
-    times = Counter((ground.folder / EFFECTS).read_text().splitlines())
+    times = Counter((workspace.folder / EFFECTS).read_text().splitlines())
     return [f"The call {call} had its effect {count} times." for call, count in times.items() if count > 1]
 
 
-async def _wake(ground: Ground, sessions: Sequence[str]) -> None:
-    async with ground.opened(LEASE) as store:
+async def _wake_sessions(workspace: Workspace, sessions: Sequence[str]) -> None:
+    async with workspace.open_store(LEASE) as store:
         for session in sessions:
             await store.commit(post_message(session, f"{session}/hello", b"Are you there?", "ada"))
 
 
-async def _zombie(pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
-    await Zombie(pipe, ground, case, applier).live()
+async def _zombie(pipe: Pipe, workspace: Workspace, case: ZombieCase, applier: Applier) -> None:
+    await Zombie(pipe, workspace, case, applier).live()
 
 
-async def _heir(pipe: Pipe, ground: Ground, count: int, first: ZombieCase) -> None:
-    pipe.send(await Heir(ground, f"heir-{first.number}", first.agent, apply_write).take_over(count))
+async def _heir(pipe: Pipe, workspace: Workspace, count: int, first: ZombieCase) -> None:
+    pipe.send(await Heir(workspace, f"heir-{first.number}", first.agent, apply_write).take_over(count))
 
 
 DRILL: Final = Drill("zombie", "A worker that is continued after its lease expired can write nothing.", run)

@@ -10,7 +10,7 @@ from agent_framework import Content, Message
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, messages_to_dict
 from pydantic_ai.messages import BinaryContent, DocumentUrl, ImageUrl, ToolReturnPart, UserPromptPart
 
-from halter.adapters.agent_framework import _to_plain  # pyright: ignore[reportPrivateUsage]  What it renders is meant.
+from halter.adapters.agent_framework import _to_attributes  # pyright: ignore[reportPrivateUsage]  What it renders is meant.
 from halter.adapters.attachments import split_attachments
 from halter.runtime.external import EffectRefused
 from tests.adapters import test_agent_framework, test_langchain, test_openai_agents, test_pydantic_ai
@@ -44,7 +44,7 @@ def user(*parts: Any) -> Any:
     ],
 )
 def test_a_picture_of_the_program_s_own_is_no_text(request_: Any, kinds: list[str]) -> None:
-    text, found = split_attachments(msgspec.json.encode(request_, enc_hook=_to_plain).decode())
+    text, found = split_attachments(msgspec.json.encode(request_, enc_hook=_to_attributes).decode())
     assert found == kinds
     assert len(text) < 1000
 
@@ -65,7 +65,7 @@ def test_a_picture_of_the_program_s_own_is_no_text(request_: Any, kinds: list[st
     ],
 )
 def test_what_lies_elsewhere_or_came_from_a_tool_is_held_for_beside_its_text(request_: Any, kinds: list[str]) -> None:
-    sent = msgspec.json.encode(request_, enc_hook=_to_plain).decode()
+    sent = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
     assert split_attachments(sent) == (sent, kinds)
 
 
@@ -80,7 +80,7 @@ def test_what_lies_elsewhere_or_came_from_a_tool_is_held_for_beside_its_text(req
     ],
 )
 def test_what_a_call_was_given_and_a_tool_listed_is_text(request_: Any) -> None:
-    sent = msgspec.json.encode(request_, enc_hook=_to_plain).decode()
+    sent = msgspec.json.encode(request_, enc_hook=_to_attributes).decode()
     assert split_attachments(sent) == (sent, [])
 
 

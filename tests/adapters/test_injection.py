@@ -15,7 +15,7 @@ from halter.core.text import from_body
 from halter.core.tools import ToolSpec
 from halter.guard.brake import SessionBrake
 from halter.guard.call_brake import CallBrake
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.runtime.external import DecisionPending
 from halter.runtime.guard_api import GuardedSession
 from tests.adapters.conftest import Desk
@@ -51,7 +51,7 @@ async def open_session(desk: Desk, task: str = TASK) -> AsyncGenerator[GuardedSe
 async def test_a_value_that_only_others_wrote_is_put_before_a_person(desk: Desk) -> None:
     async with open_session(desk) as session:
         assert isinstance(await session.attempt("1", "read_mail"), Answer)
-        assert isinstance(await session.attempt("2", "send", to="eve@example.net"), NeedsPerson)
+        assert isinstance(await session.attempt("2", "send", to="eve@example.net"), ApprovalRequired)
         assert desk.paid == []
         said = await session.attempt("3", "send", to="bob@example.org")
         assert isinstance(said, Answer)
@@ -79,7 +79,7 @@ async def test_a_session_that_is_taken_up_again_decides_the_same(desk: Desk) -> 
     async with open_session(desk) as session:
         await session.attempt("1", "read_mail")
     async with open_session(desk, task="") as session:
-        assert isinstance(await session.attempt("2", "send", to="eve@example.net"), NeedsPerson)
+        assert isinstance(await session.attempt("2", "send", to="eve@example.net"), ApprovalRequired)
         assert isinstance(await session.attempt("3", "send", to="bob@example.org"), Answer)
 
 
@@ -88,7 +88,7 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
         await session.attempt("1", "read_mail")
     store, opened = desk.store(), make_guard(desk)
     async with opened:
-        agent = opened._opened().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
+        agent = opened._open_context().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
     whole, erased = (
         CallBrake(SessionBrake("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()}))
         for _ in range(2)
@@ -97,7 +97,7 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
         whole.recall(stored, await read_body(store, stored))
         erased.recall(replace(stored, body=None), b"")
         if isinstance(stored.event, SessionStarted):
-            whole.hear(from_body(await read_body(store, stored)))
+            whole.add_task(from_body(await read_body(store, stored)))
     await store.close()
     note = b'{"to":"bob@example.org"}'
     assert not whole.brake.judge("send", note)

@@ -91,7 +91,7 @@ async def test_parallel_requests_on_one_cap_never_pass_it_and_a_refused_one_is_n
     refused = [each for each in results if isinstance(each, anthropic.APIStatusError | openai.APIStatusError)]
     assert len(answered) + len(refused) == 20
     assert {"Halter: " in str(each) for each in refused} == {True}
-    assert len(provider.asked) == len(answered)
+    assert len(provider.requests) == len(answered)
     assert 0 < Decimal(provider.billed) / 1_000_000 <= await desk.spent() <= Decimal("0.5")
 
 
@@ -99,7 +99,7 @@ async def test_parallel_requests_on_one_cap_never_pass_it_and_a_refused_one_is_n
 async def test_the_limit_is_lowered_to_what_fits(desk: Desk, provider: ListedProvider, sdk: str) -> None:
     async with ask_in_session(desk, provider, sdk, cap=0.02) as client:
         await client.ask(20_000)
-    limit = provider.asked[0].get("max_tokens") or provider.asked[0]["max_completion_tokens"]
+    limit = provider.requests[0].get("max_tokens") or provider.requests[0]["max_completion_tokens"]
     assert 0 < limit < 20_000
 
 
@@ -150,7 +150,7 @@ async def test_what_has_no_price_is_refused_before_it_is_sent(desk: Desk, provid
         code: Any = [{"type": "code_interpreter", "container": {"type": "auto"}}]
         with pytest.raises(openai.APIStatusError, match="Halter"):
             await client.made.responses.create(model="gpt-5-mini", input="x", tools=code)
-    assert provider.asked == []
+    assert provider.requests == []
 
 
 @BOTH

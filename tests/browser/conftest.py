@@ -10,7 +10,7 @@ from playwright.sync_api import Error, expect
 
 from halter.operations import decisions
 from halter.operations.decisions import WaitingDecision, waiting
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.server.server import make_login_url
 from scripts.page_pictures import find_browser
 from tests.browser.house import SLEEPS, House, Line, call, line, script
@@ -108,10 +108,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @pytest.fixture(scope="module")
 def paid(house: House) -> House:
     """Let a payment have been agreed to, by somebody who may."""
-    approver = Desk(house.desk.app, Who("approver", "approver"))
+    approver = Actor(house.desk.app, Principal("approver", "approver"))
 
     def asked() -> list[WaitingDecision]:
-        return [one for one in house.does(waiting(approver)) if "gina" in one.shown]
+        return [one for one in house.does(waiting(approver)) if "gina" in one.display_text]
 
     house.tell("pay gina")
     house.until(lambda: bool(asked()))

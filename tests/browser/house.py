@@ -19,12 +19,12 @@ from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.operations import control
-from halter.operations.desk import ROLES, Desk, Who
+from halter.operations.desk import ROLES, Actor, Principal
 from halter.runtime.assemble import open_trust
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor
-from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
+from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
 from halter.server.oidc import make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, format_address, serve_asgi, serve_web
 from halter.settings import read_settings
@@ -185,12 +185,12 @@ class House:
         return asyncio.run_coroutine_threadsafe(what, self.loop).result(30)
 
     @property
-    def desk(self) -> Desk:
-        return Desk(self.app, Who("grace"))
+    def desk(self) -> Actor:
+        return Actor(self.app, Principal("grace"))
 
     def tell(self, text: str, session: str = "desk-1") -> None:
         """Say something to a session, which wakes it."""
-        self.does(control.tell(self.desk, session, text))
+        self.does(control.send_message(self.desk, session, text))
 
     def row(self, session: str) -> SessionRow:
         rows = self.does(self.app.store.ask(Query("session", SessionRow, {"session": session})))
@@ -252,7 +252,7 @@ class House:
         async with open_runtime(settings, environ=environ) as app:
             self.app = app
             bus = Bus(app.store, app.clock)
-            up = Supervisor(app, lambda *_: None, bus.pulse, random.Random(0))
+            up = Supervisor(app, lambda *_: None, bus.publish_live, random.Random(0))
             running = asyncio.create_task(up.run(folders))
             try:
                 await self._serve(app, bus)
@@ -284,7 +284,7 @@ class House:
     async def _serve(self, app: Runtime, bus: Bus) -> None:
         tokens = TokenFile(self.home / "tokens.json")
         for role in ROLES:
-            self.secrets[role] = new_secret()
+            self.secrets[role] = make_secret()
             tokens.add(describe_token(self.secrets[role], NAMES.get(role, role), role, 0))
         listening, provided = bind(port=0), bind(port=0)
         self.url = format_address(listening)

@@ -79,7 +79,7 @@ def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> No
 
 def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House, comes: Comes) -> None:
     house.until(lambda: house.rests("desk-1"))
-    events = house.does(queries.all_events(house.app, session_stream("desk-1")))
+    events = house.does(queries.read_all_events(house.app, session_stream("desk-1")))
     turns = sum(stored.kind == "turn_started" for stored in events)
     calls = sum(stored.kind == "call_started" for stored in events)
     used = [stored.event.usage for stored in events if isinstance(stored.event, RequestSettled) and stored.event.usage]
@@ -115,7 +115,7 @@ def test_a_person_who_is_sent_to_one_decision_finds_it_alone_and_hears_when_it_i
     house.tell("pay ruth")
     page = comes("approver").goes("/")
     expect(page.get_by_role("article", name="desk wants to pay to ruth, amount 5")).to_be_visible()
-    one = next(one for one in house.does(waiting(house.desk)) if "ruth" in one.shown)
+    one = next(one for one in house.does(waiting(house.desk)) if "ruth" in one.display_text)
     page.goto(f"{house.url}/decision/{one.decision}")
     press(page.get_by_role("article", name="desk wants to pay to ruth, amount 5"), "Approve pay")
     expect(page.get_by_text(f"{one.decision} is answered already: approve, by approver.")).to_be_visible()

@@ -97,14 +97,14 @@ async def test_what_follows_a_mark_is_read_once_and_in_order(platform: Platform)
 
 async def test_a_text_that_fits_is_taken_and_one_letter_more_is_not(platform: Platform) -> None:
     most = 1
-    while platform.transport.fits("x" * most):
+    while platform.transport.can_send("x" * most):
         most *= 2
-    while not platform.transport.fits("x" * most):
+    while not platform.transport.can_send("x" * most):
         most -= 1
     await platform.transport.send(ADA, ChatMessage("x" * most))
     with pytest.raises(TransportFailed):
         await platform.transport.send(ADA, ChatMessage("x" * (most + 1)))
-    assert not platform.transport.fits("\U0001f600" * most)
+    assert not platform.transport.can_send("\U0001f600" * most)
 
 
 async def test_a_probe_says_whether_the_token_counts_and_sends_nothing(platform: Platform) -> None:

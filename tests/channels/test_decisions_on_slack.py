@@ -12,7 +12,7 @@ from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import decisions
 from halter.operations.channels import offer_pairing
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.testing.world import World
 from tests.channels.fake_slack import FakeSlack
 from tests.channels.streams import StreamedApp
@@ -156,6 +156,6 @@ async def test_a_restart_keeps_people_and_buttons(world: World, tmp_path: Path) 
 async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
     (shown,) = phone.platform.messages[1:]
-    await decisions.deny(Desk(phone.fleet.app, Who("bob")), (await phone.decision()).decision)
+    await decisions.deny(Actor(phone.fleet.app, Principal("bob")), (await phone.decision()).decision)
     await world.advance(5 * SECOND)
     assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})

@@ -20,7 +20,7 @@ from halter.core.rows import DecisionRow, HaltRow
 from halter.operations import decisions
 from halter.operations.channels import offer_pairing, remove_approver
 from halter.operations.decisions import WaitingDecision
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.testing.world import World
 from tests.channels.fake_telegram import FakeTelegram, Refused
 from tests.channels.streams import StreamedApp
@@ -74,8 +74,8 @@ class Phone:
         return task
 
     @property
-    def desk(self) -> Desk:
-        return Desk(self.fleet.app, Who("root"))
+    def desk(self) -> Actor:
+        return Actor(self.fleet.app, Principal("root"))
 
     async def pair(self, name: str = "ada", account: str = ADA, role: str = "approver", **more: Any) -> str:
         made = await offer_pairing(self.desk, "telegram", name, role, **more)
@@ -143,7 +143,7 @@ async def test_what_is_answered_elsewhere_shows_on_the_phone_and_its_button_does
     phone = await ready(world, tmp_path)
     (shown,) = phone.platform.messages[1:]
     data = shown.buttons["Approve"]
-    await decisions.deny(Desk(phone.fleet.app, Who("bob")), (await phone.decision()).decision)
+    await decisions.deny(Actor(phone.fleet.app, Principal("bob")), (await phone.decision()).decision)
     await world.advance(5 * SECOND)
     assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
     phone.platform.press_data(ADA, shown, data)
@@ -269,7 +269,7 @@ async def test_strangers_who_try_codes_keep_no_one_from_pairing(world: World, tm
 
 async def test_an_admin_of_some_agents_pairs_and_removes_no_one(world: World, tmp_path: Path) -> None:
     phone = Phone(world, tmp_path)
-    desk = Desk(phone.fleet.app, Who("carl", "admin", ("other",)))
+    desk = Actor(phone.fleet.app, Principal("carl", "admin", ("other",)))
     with pytest.raises(NotDone, match="concerns every agent, and carl sees only some"):
         await offer_pairing(desk, "telegram", "carl", "admin")
     with pytest.raises(NotDone, match="concerns every agent, and carl sees only some"):

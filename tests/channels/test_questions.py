@@ -14,7 +14,7 @@ from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.operations import control
 from halter.operations.channels import offer_pairing
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.state import lifecycle
 from halter.testing.world import World
 from tests.channels.fake_ntfy import FakeNtfy
@@ -133,7 +133,10 @@ async def test_a_question_survives_a_restart_and_is_not_sent_twice(world: World,
 async def test_a_reply_that_was_done_and_not_noted_is_done_once(world: World, tmp_path: Path) -> None:
     asked = await ready(world, tmp_path)
     (first,) = asked.shown
-    desk, call = Desk(asked.phone.fleet.app, Who("ada", "operator")), first.text.split("/answer ")[1].split("/")[0]
+    desk, call = (
+        Actor(asked.phone.fleet.app, Principal("ada", "operator")),
+        first.text.split("/answer ")[1].split("/")[0],
+    )
     once = await control.answer_question(desk, SESSION, call, "left", "k")
     again = await control.answer_question(desk, SESSION, call, "left", "k")
     assert once == again
@@ -156,7 +159,7 @@ async def test_an_answer_that_comes_late_is_not_one_to_the_next_question(world: 
 async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
     asked = await ready(world, tmp_path)
     (first,) = asked.shown
-    await control.tell(Desk(asked.phone.fleet.app, Who("bob")), SESSION, "the right one")
+    await control.send_message(Actor(asked.phone.fleet.app, Principal("bob")), SESSION, "the right one")
     await world.advance(MINUTE)
     assert first.text == f"Answered by bob, in session {SESSION}."
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from halter_drills.checker import StoreContents, found_at
+from halter_drills.checker import StoreContents, read_store
 from halter_drills.provider import ListedProvider
 
 CLIENTS = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients"))
@@ -94,7 +94,7 @@ class Bench:
         return made.returncode or 0, said.decode()
 
     def found(self) -> StoreContents:
-        return found_at(self.store)
+        return read_store(self.store)
 
     def count(self, kind: str) -> int:
         return sum(event.kind == kind for event in self.found().events)

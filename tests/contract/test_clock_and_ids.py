@@ -145,13 +145,13 @@ def make_ids(request: pytest.FixtureRequest) -> MakeIds:
 
 def test_ids_are_unique_and_later_ones_sort_after_earlier_ones(make_ids: MakeIds) -> None:
     ids = make_ids(SystemClock().now)
-    made = [ids.new() for _ in range(2000)]
+    made = [ids.make() for _ in range(2000)]
     assert made == sorted(set(made))
 
 
 def test_ids_stay_in_order_when_the_clock_stands_still(make_ids: MakeIds) -> None:
     ids = make_ids(lambda: VIRTUAL_START)
-    made = [ids.new() for _ in range(2000)]
+    made = [ids.make() for _ in range(2000)]
     assert made == sorted(set(made))
 
 
@@ -159,24 +159,24 @@ def test_ids_stay_in_order_when_the_clock_stands_still(make_ids: MakeIds) -> Non
 @pytest.mark.parametrize("make", [SortableIds, seeded], ids=["sortable", "seeded"])
 def test_ids_stay_in_order_when_the_clock_is_set_back(make: MakeIds, times: list[int]) -> None:
     ids = make(BackwardsClock(iter(times)).now)
-    made = [ids.new() for _ in range(len(times) + 2)]
+    made = [ids.make() for _ in range(len(times) + 2)]
     assert made == sorted(set(made))
 
 
 def test_ids_made_in_different_milliseconds_sort_by_time_whoever_makes_them(make_ids: MakeIds) -> None:
-    made = [make_ids(lambda time=time: time).new() for time in range(VIRTUAL_START, VIRTUAL_START + SECOND, 1000)]
+    made = [make_ids(lambda time=time: time).make() for time in range(VIRTUAL_START, VIRTUAL_START + SECOND, 1000)]
     assert made == sorted(set(made))
 
 
 def test_ids_are_26_characters_that_can_stand_anywhere(make_ids: MakeIds) -> None:
     ids = make_ids(SystemClock().now)
-    assert all(len(made) == 26 and made.isascii() and made.isalnum() and made == made.lower() for made in [ids.new()])
+    assert all(len(made) == 26 and made.isascii() and made.isalnum() and made == made.lower() for made in [ids.make()])
 
 
 def test_the_same_seed_gives_the_same_ids_and_salts() -> None:
     first, second, other = (SeededIds(seed, lambda: VIRTUAL_START) for seed in (1, 1, 2))
-    assert [first.new() for _ in range(5)] == [second.new() for _ in range(5)]
-    assert other.new() != SeededIds(1, lambda: VIRTUAL_START).new()
+    assert [first.make() for _ in range(5)] == [second.make() for _ in range(5)]
+    assert other.make() != SeededIds(1, lambda: VIRTUAL_START).make()
     assert make_seeded_salts(1)(16) == make_seeded_salts(1)(16) != make_seeded_salts(2)(16)
 
 

@@ -165,7 +165,7 @@ async def test_a_locked_file_is_waited_for_and_then_said_to_be_locked(
     tmp_path: Path, locked: sqlite3.Connection
 ) -> None:
     file = str(tmp_path / "store.db")
-    store = JournalStore(SqliteEngine(file, now=CLOCK.now, new_id=IDS.new, lock_seconds=0.02))
+    store = JournalStore(SqliteEngine(file, now=CLOCK.now, new_id=IDS.make, lock_seconds=0.02))
     await store.commit(note("first"))
     locked.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match="is locked by another process"):
@@ -327,7 +327,7 @@ async def test_a_commit_is_synced_and_readers_are_not_in_its_way(tmp_path: Path)
         opened_by_engine.append(open_connection(path))
         return opened_by_engine[-1]
 
-    engine = SqliteEngine(str(tmp_path / "store.db"), now=CLOCK.now, new_id=IDS.new, connect=connect)
+    engine = SqliteEngine(str(tmp_path / "store.db"), now=CLOCK.now, new_id=IDS.make, connect=connect)
     for connection in opened_by_engine:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -14,7 +14,7 @@ from halter.core.messages import Prompt, make_user_message
 from halter.core.money import RateLimit
 from halter.core.ports import Lease
 from halter.core.usage import FREE_PRICE, ModelName
-from halter.guard.halts import RateUsedUp
+from halter.guard.halts import RateLimited
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import AnsweredRequest, ModelDoor, ModelRequest, RequestOutcome
 from halter.guard.prepare import SessionContext
@@ -48,14 +48,14 @@ async def _through_a_door(store: JournalStore, lease: Lease) -> RequestOutcome:
     )
     door = ModelDoor(store, CLOCK, Ledger(store, CLOCK), Prices({str(NAME): FREE_PRICE}), redact=str)
     request = ModelRequest(id=f"{lease.session}.1", prompt=Prompt(messages=(make_user_message("Is it?"),)))
-    return await door.guarded_request(lease, standing, request, Scripted([say("Yes.")], CLOCK, NAME))
+    return await door.request(lease, standing, request, Scripted([say("Yes.")], CLOCK, NAME))
 
 
 async def test_no_minute_has_more_requests_than_it_may_however_many_ask_at_once(shared_place: Place) -> None:
     stores = [open_store(shared_place.url, clock=CLOCK, ids=SortableIds(CLOCK.now)) for _ in range(PROCESSES)]
     names = [f"s{number}" for number in range(PROCESSES * SESSIONS)]
     said = await asyncio.gather(*(_asked(stores[n % PROCESSES], name) for n, name in enumerate(names)))
-    assert {type(answer) for answer in said} <= {AnsweredRequest, RateUsedUp}
+    assert {type(answer) for answer in said} <= {AnsweredRequest, RateLimited}
     windows = Counter[str]()
     for name in names:
         for stored in await stores[0].read(session_stream(name)):

@@ -53,7 +53,7 @@ async def test_a_channel_is_folded_from_its_stream_by_any_process(store: Journal
         assert await log.append(f"k{number}", lambda _, e=event: [e])
     other = await ChannelLog(store, CHANNEL).refresh()
     assert other == log.state
-    assert (other.offers, [*other.places()], [each.closed for each in other.shown.values()]) == ({}, ["7"], [False])
+    assert (other.offers, [*other.list_chats()], [each.closed for each in other.shown.values()]) == ({}, ["7"], [False])
     await log.append("closed", lambda _: [closed])
     await log.append("gone", lambda _: [ApproverRemoved(channel=CHANNEL, name="ada", by="root")])
     last = await ChannelLog(store, CHANNEL).refresh()

@@ -19,7 +19,7 @@ from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticke
 from halter.core.project import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
-from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
+from halter.dispatch.dispatcher import DistributedDispatcher, RunningSessions, ServeTicket
 from halter.guard.halts import halt
 from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
 from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to_psycopg_parameters
@@ -137,7 +137,7 @@ async def test_a_clock_of_the_server_set_back_reorders_nothing(
 
 async def test_a_process_that_notifies_itself_still_waits_for_others(postgres_schema_url: str) -> None:
     ids = SortableIds(CLOCK.now)
-    engine = PostgresEngine(postgres_schema_url, new_id=ids.new)
+    engine = PostgresEngine(postgres_schema_url, new_id=ids.make)
     own, other = JournalStore(engine), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
 
     def note(stream: StreamId, key: str) -> Write:
@@ -203,7 +203,7 @@ class Slow:
 async def test_a_blob_is_not_erased_under_the_hands_of_whoever_names_it(postgres_schema_url: str) -> None:
     """Had the eraser looked before the other was done, it would not have seen the event that names the blob."""
     ids = SortableIds(CLOCK.now)
-    slow = Slow(PostgresEngine(postgres_schema_url, new_id=ids.new))
+    slow = Slow(PostgresEngine(postgres_schema_url, new_id=ids.make))
     one, other = JournalStore(cast("Engine", slow)), open_store(postgres_schema_url, clock=CLOCK, ids=ids)
     shared = await other.put(b"shared")
     names = [Draft(CallStarted(call="1", tool="search"), blob=shared)]
@@ -255,7 +255,7 @@ def begin_session(session: str) -> Write:
 
 async def test_a_group_commit_takes_two_round_trips(postgres_schema_url: str) -> None:
     """One locks and loads, one saves and commits, however many writes share it."""
-    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     store = JournalStore(engine)
     for count in (1, 50):
         before = engine.round_trips
@@ -265,7 +265,7 @@ async def test_a_group_commit_takes_two_round_trips(postgres_schema_url: str) ->
 
 
 async def test_what_is_asked_together_takes_one_round_trip(postgres_schema_url: str) -> None:
-    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     store = JournalStore(engine)
     sessions = [SessionId(f"desk-{number}") for number in range(20)]
     await asyncio.gather(*(store.commit(begin_session(session)) for session in sessions))
@@ -281,7 +281,7 @@ async def test_what_is_asked_together_takes_one_round_trip(postgres_schema_url: 
 
 
 async def test_a_question_that_a_server_refuses_fails_alone(postgres_schema_url: str) -> None:
-    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new))
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make))
     await store.commit(begin_session("desk-1"))
     wrong = {"since": 0, "limit": -1}
     before, refused, after = await asyncio.gather(
@@ -298,14 +298,14 @@ async def test_a_question_that_a_server_refuses_fails_alone(postgres_schema_url:
 
 
 async def test_a_question_after_the_end_is_an_error(postgres_schema_url: str) -> None:
-    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new))
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make))
     await store.close()
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(store.read(ONE), 60)
 
 
 async def test_a_claim_takes_one_round_trip_and_writes_nothing_while_nothing_is_due(postgres_schema_url: str) -> None:
-    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     store, worker = JournalStore(engine), WorkerId("one")
     await store.beat(worker)
     known = await store.ask(Query("all_workers", WorkerRow))
@@ -347,7 +347,7 @@ Explain = Callable[[bytes, Sequence[str], Sequence[str]], list[str]]
 @contextmanager
 def open_planner(url: str, *, counted: bool) -> Iterator[Explain]:
     """Explain statements as an engine's writer would run them, on tables that are empty."""
-    PostgresEngine(url, new_id=SortableIds(CLOCK.now).new).close()
+    PostgresEngine(url, new_id=SortableIds(CLOCK.now).make).close()
     ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
     with psycopg.connect(url.partition("?")[0], autocommit=True, prepare_threshold=None) as server:
         server.execute(f"SET search_path TO {url.rpartition('=')[2]}".encode())
@@ -419,10 +419,10 @@ async def test_no_plan_that_the_server_made_while_tables_were_small_reads_them_w
 class NoTickets:
     """A queue into which nothing may be put."""
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         raise AssertionError(tickets)
 
-    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+    async def serve(self, serve: ServeTicket, concurrency: int) -> None:
         await asyncio.Event().wait()
 
 
@@ -451,7 +451,7 @@ class Counting(PostgresEngine):
 
 async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url: str) -> None:
     """One claims it, in one round trip; the other records that it is awake, in two. No job is made for it."""
-    engine = Counting(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    engine = Counting(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     store, worker = JournalStore(engine), WorkerId("one")
     await store.commit(begin_session("desk-1"))
     await store.beat(worker)
@@ -462,7 +462,7 @@ async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url
         if not taken.done():
             taken.set_result(engine.after_commit - before)
 
-    dispatcher = DistributedDispatcher(Sessions(store, CLOCK, worker, wake), lambda: {"desk": None}, NoTickets())
+    dispatcher = DistributedDispatcher(RunningSessions(store, CLOCK, worker, wake), lambda: {"desk": None}, NoTickets())
     running = asyncio.create_task(dispatcher.run())
     try:
         async with asyncio.timeout(60):
@@ -496,7 +496,7 @@ def test_texts_and_numbers_reach_the_server_as_they_are(
 
 
 def test_a_query_may_hold_a_percent_sign(postgres_schema_url: str) -> None:
-    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).make)
     assert "LIKE 'outage:%'" in load_queries("queries.sql")["outage_notices"]
     assert engine.ask("outage_notices", {"since": 0}) == []
     engine.close()

@@ -193,7 +193,7 @@ async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
 async def test_rows_that_another_keeps_locked_are_waited_for_and_then_said_to_be_locked(
     postgres_schema_url: str,
 ) -> None:
-    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.new, patience="20ms"))
+    store = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, patience="20ms"))
     await store.commit(note("first"))
     schema = postgres_schema_url.rpartition("=")[2]
     with psycopg.connect(postgres_schema_url.partition("?")[0]) as other:
@@ -206,7 +206,7 @@ async def test_rows_that_another_keeps_locked_are_waited_for_and_then_said_to_be
 
 
 async def test_a_writer_that_stands_still_does_not_keep_its_locks(postgres_schema_url: str) -> None:
-    stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.new, patience="50ms"))
+    stuck = JournalStore(PostgresEngine(postgres_schema_url, new_id=IDS.make, patience="50ms"))
     other = opened(postgres_schema_url)
     await stuck.commit(note("first"))
     locked, released = threading.Event(), threading.Event()
@@ -245,7 +245,7 @@ async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: 
     answers = await asyncio.gather(*running, return_exceptions=True)
     assert {type(answer) for answer in answers} <= {Committed, StoreUnavailable}
     acknowledged += [answer for answer in answers if isinstance(answer, Committed)]
-    for attempt in (store.commit(note("key 400")), store.read(FLEET), store.beat(IDS.new()), store.put(b"")):
+    for attempt in (store.commit(note("key 400")), store.read(FLEET), store.beat(IDS.make()), store.put(b"")):
         with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:\d+ cannot be reached"):
             await attempt
     await asyncio.to_thread(own_cluster.start)
@@ -376,7 +376,9 @@ async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_sc
         return apply_write(write, rows, salts)
 
     async with cable.laid() as url:
-        engine = await asyncio.to_thread(PostgresEngine, f"{url}?{urlsplit(postgres_schema_url).query}", new_id=IDS.new)
+        engine = await asyncio.to_thread(
+            PostgresEngine, f"{url}?{urlsplit(postgres_schema_url).query}", new_id=IDS.make
+        )
         store = JournalStore(engine, applier=cutting)
         await store.commit(note("lucky"))
         with pytest.raises(StoreUnavailable, match="never done twice"):

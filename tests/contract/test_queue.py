@@ -47,7 +47,7 @@ class InMemory:
         return LocalTicketQueue(self._tickets, versions)
 
     def put(self, by: TicketQueue, *tickets: Ticket) -> None:
-        by.put(None, tickets)
+        by.enqueue(None, tickets)
 
 
 class OnPostgres:
@@ -62,7 +62,7 @@ class OnPostgres:
 
     def put(self, by: TicketQueue, *tickets: Ticket) -> None:
         with self.connected() as connection:
-            by.put(connection, tickets)
+            by.enqueue(connection, tickets)
 
     def connected(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Open a transaction in the schema of the store."""
@@ -129,7 +129,7 @@ class Served:
 @asynccontextmanager
 async def serving(hand: TicketQueue, serve: ServeTicket, concurrency: int = 10) -> AsyncIterator[None]:
     """Hand tickets out while the block runs."""
-    task = asyncio.create_task(hand.hand_out(serve, concurrency))
+    task = asyncio.create_task(hand.serve(serve, concurrency))
     try:
         yield
     finally:
@@ -273,10 +273,10 @@ async def test_what_is_rolled_back_is_never_handed_out(on_postgres: OnPostgres) 
     served, hand = Served(), on_postgres.hand(CLERK)
     async with serving(hand, served.serve):
         with on_postgres.connected() as connection:
-            hand.put(connection, tickets(3))
+            hand.enqueue(connection, tickets(3))
             connection.rollback()
         with on_postgres.connected() as connection:
-            hand.put(connection, [ticket(3)])
+            hand.enqueue(connection, [ticket(3)])
             on_postgres.put(hand, ticket(4))
             await served.count(1)
             assert served.tickets == [ticket(4)]

@@ -34,7 +34,7 @@ async def answers(world: World, story: Story) -> None:
             if waiting.subject.endswith("_3"):
                 await world.clock.sleep(LATE)
             store = world.store.patient(world.clock)
-            await store.commit(answer_decision(waiting, verdict(story, waiting), "ada", world.ids.new()))
+            await store.commit(answer_decision(waiting, verdict(story, waiting), "ada", world.ids.make()))
         await world.clock.sleep(SECOND)
 
 

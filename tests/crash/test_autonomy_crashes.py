@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
 from halter.autonomy.resident import ResidentSession, SupervisedSensor, WatchedSensor
 from halter.autonomy.signals import Score, ScoringFailure, Signals
@@ -28,7 +28,7 @@ from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import HeartbeatReply, Lease, Query, read_body
 from halter.core.rows import SessionRow, SpendRow
 from halter.core.tools import SensorFailed
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
@@ -76,13 +76,13 @@ class Snapshots:
     def leases(self) -> frozenset[Lease]:
         return frozenset()
 
-    def lost(self, leases: frozenset[Lease]) -> None:
+    def cancel_lost(self, leases: frozenset[Lease]) -> None:
         pass
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
         return {session: told() for session, told in self._kept.items()}
 
-    def about(self) -> str:
+    def describe(self) -> str:
         return ""
 
     async def on_heartbeat(self, beat: HeartbeatReply) -> None:
@@ -115,16 +115,18 @@ class Manor(Story):
         hot = HotState(self.pacing.fields)
         kept: dict[SessionId, Callable[[], bytes]] = {}
         async with keep_leases(store, clock, worker, 10 * SECOND, Snapshots(kept)):
-            lease = await take_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
+            lease = await acquire_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
             doors = GuardRuntime(store, clock, redact=self.redact, secrets=GivenSecrets({}), prices=prices)
             running = SessionRuntime(store, clock, doors, lease, self.standing(), self.tools(store))
-            aware = Awareness(hot, clock)
-            hot.restore(await running.kept())
+            aware = LiveFacts(hot, clock)
+            hot.restore(await running.load_snapshot())
             # Only now: what is not known yet must not be kept in place of what was.
             kept[SessionId("s")] = hot.snapshot
-            self.loop = TurnLoop(running, clock, self.thinking(running), random.Random(self.world.seed), aware.senses())
+            self.loop = TurnLoop(
+                running, clock, self.thinking(running), random.Random(self.world.seed), aware.make_live_context()
+            )
             pace = AutonomousPace(running, self.loop, clock, PaceTerms(pacing=self.pacing), aware)
             conversation = Conversation(running, self.loop, clock, pace, resident=True)
             watched = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), unscored))]
@@ -138,13 +140,13 @@ class Manor(Story):
         (row,) = await self.world.journal.ask(Query("session", SessionRow, {"session": "s"}))
         if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.world.now):
             return None
-        await running.look_back()
+        await running.load_history()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
     def sensing(self, running: SessionRuntime, sensor: SensorSpec, take: Any, changed: Any) -> SupervisedSensor:
         async def look() -> Any:
             name = f"s.p{sensor.name}_{self.world.now}"
-            answer = await running.look(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))
+            answer = await running.call_read_only(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))
             if not isinstance(answer, Answer) or answer.outcome != "ok":
                 raise SensorFailed("It did not answer.")
             return int(answer.text)
@@ -190,7 +192,7 @@ async def answers(world: World, manor: Manor) -> None:
     while True:
         for waiting in await list_pending_decisions(world.journal):
             done = waiting.about != "unknown_call" or await was_done(world, manor, waiting.subject)
-            write = answer_decision(waiting, "approve" if done else "deny", "ada", world.ids.new())
+            write = answer_decision(waiting, "approve" if done else "deny", "ada", world.ids.make())
             await world.store.patient(world.clock).commit(write)
         await world.clock.sleep(20 * SECOND)
 
@@ -235,7 +237,7 @@ async def judged(world: World, manor: Manor) -> Receipt:
     await skips_were_counted(world)
     truly_done(manor)
     again = SessionHistory("s")
-    await again.take_in(await manor.events(), lambda stored: read_body(world.journal, stored))
+    await again.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert manor.loop is not None
     assert timeless(again.turn) == timeless(manor.loop.turn), world
     assert again.transcript.messages == manor.messages, world
@@ -377,5 +379,5 @@ async def test_a_pause_for_tokens_is_recalled_as_it_was(world: World) -> None:
     assert "guardrail_triggered" in await manor.kinds()
     assert manor.loop is not None
     again = SessionHistory("s")
-    await again.take_in(await manor.events(), lambda stored: read_body(world.journal, stored))
+    await again.apply(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert (again.turn.brisk, again.turn.held) == (manor.loop.turn.brisk, manor.loop.turn.held) == (3, False)

@@ -28,7 +28,7 @@ from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings
 from halter.state.receipt import ReceiptLine, make_receipt
-from halter_drills.checker import check, found_at
+from halter_drills.checker import check, read_store
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import engine
 from halter_drills.faults import NO_LEASE
@@ -107,7 +107,7 @@ class Executioner:
         self.seen = 0
         self._last = last
 
-    def saw(self, events: Sequence[Stored]) -> None:
+    def on_commit(self, events: Sequence[Stored]) -> None:
         self.seen += len(events)
         if self._last is not None and self.seen >= self._last:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -159,7 +159,7 @@ async def told(store: JournalStore) -> Sequence[ReceiptLine]:
 def wrong(home: Path) -> list[str]:
     """Look at what is left when all is over."""
     url = f"sqlite://{home}/store.db"
-    return [*asyncio.run(_wrong(url, home)), *check(found_at(url))]
+    return [*asyncio.run(_wrong(url, home)), *check(read_store(url))]
 
 
 async def _wrong(url: str, home: Path) -> list[str]:
@@ -186,9 +186,9 @@ def life(home: Path, *lasts: int | None) -> int:
         for last in lasts:
             lived.append(started.start(lives, home, last))
             if last is not None:
-                lived[-1].hear_all()
+                lived[-1].receive_all()
                 lived[-1].expect_killed()
-        return lived[-1].hear()
+        return lived[-1].receive()
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.soak)])

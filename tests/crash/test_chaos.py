@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halter.cli import build
-from halter_drills.chaos import LEFT_OUT, ROUND, STOPPED, WORKERS, beginnings, planned, rounds, run
+from halter_drills.chaos import LEFT_OUT, ROUND, STOPPED, WORKERS, beginnings, plan_faults, rounds, run
 from halter_drills.drill import Setting
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -40,7 +40,7 @@ def test_a_fence_that_is_gone_is_found(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_plan_leaves_one_worker_alone_at_any_moment(seed: int) -> None:
-    plan = planned(seed, rounds(300))
+    plan = plan_faults(seed, rounds(300))
     assert [blow.at for blow in plan] == sorted(blow.at for blow in plan)
     for blow in plan:
         soon = {other.place for other in plan if other.what in ("kill", "stop") and 0 <= other.at - blow.at < 5}

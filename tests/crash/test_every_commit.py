@@ -297,7 +297,7 @@ class ForgetfulEngine(MemoryEngine):
 
 class ForgetfulWorld(World):
     def _engine(self, path: str | PathLike[str] | None) -> Engine:
-        return ForgetfulEngine(now=self.clock.now, new_id=self.ids.new)
+        return ForgetfulEngine(now=self.clock.now, new_id=self.ids.make)
 
 
 def test_a_store_that_loses_what_it_acknowledged_is_found() -> None:

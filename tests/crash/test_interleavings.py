@@ -11,7 +11,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallSettled, CallStarted
 from halter.core.money import DOLLAR, Account, BudgetRow, Cap, Caps, Spender, make_legs
 from halter.core.ports import Lease, Query, Stored
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.ledger import ActualResult, Ledger
 from halter.state.lifecycle import end_session
 from halter.testing.fakes import HoldRefused, HoldTaken, hold
@@ -24,7 +24,7 @@ CAPS = Caps(session=Cap(CAP), agent=(Cap(CAP, "day"),), fleet=(Cap(None, "day"),
 SEEDS = range(15)
 
 
-Taken = HoldTaken | HoldRefused | StillHeld
+Taken = HoldTaken | HoldRefused | BudgetBusy
 Take = Callable[[World, Ledger, Lease, CallStarted], Awaitable[Taken]]
 
 
@@ -37,7 +37,7 @@ async def check_then_spend(world: World, ledger: Ledger, lease: Lease, intent: C
     spent = {(row.scope, row.window): row.spent for row in await world.store.ask(Query("budgets", BudgetRow))}
     for leg in intent.legs:
         if leg.cap is not None and spent.get((leg.scope, leg.window), 0) + leg.amount > leg.cap:
-            return StillHeld(intent.call)
+            return BudgetBusy(intent.call)
     uncapped = tuple(msgspec.structs.replace(leg, cap=None) for leg in intent.legs)
     return await hold(ledger, lease, msgspec.structs.replace(intent, legs=uncapped))
 

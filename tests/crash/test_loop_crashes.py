@@ -41,7 +41,7 @@ class Sensible(Scripted):
         self._world = world
         self._answer = answer
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         again = await recalled(self._world)
@@ -53,7 +53,7 @@ class Sensible(Scripted):
 async def recalled(world: World) -> SessionHistory:
     """What another process would know of the session."""
     again = SessionHistory("s")
-    await again.take_in(await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored))
+    await again.apply(await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored))
     return again
 
 
@@ -90,7 +90,7 @@ async def answers(world: World, story: Story) -> None:
             done = await was_done(world, story, waiting.subject)
             verdict = "approve" if done else "deny"
             store = world.store.patient(world.clock)
-            await store.commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
+            await store.commit(answer_decision(waiting, verdict, "ada", world.ids.make()))
         await world.clock.sleep(SECOND)
 
 

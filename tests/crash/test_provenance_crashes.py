@@ -38,7 +38,7 @@ async def deny(world: World, story: Story, post: Post) -> None:
             done = waiting.about == "unknown_call" and len(post.sent) > 0
             store = world.store.patient(world.clock)
             verdict = "approve" if done else "deny"
-            await store.commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
+            await store.commit(answer_decision(waiting, verdict, "ada", world.ids.make()))
         await world.clock.sleep(SECOND)
 
 

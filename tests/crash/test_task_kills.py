@@ -22,7 +22,7 @@ from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.state.receipt import Receipt, make_receipt
-from halter_drills.checker import check, found_at
+from halter_drills.checker import check, read_store
 from halter_drills.drill import engine
 from halter_drills.faults import NO_LEASE
 from tests.processes import Halter
@@ -90,7 +90,7 @@ def reviewed(home: Path, documents: int, kills: list[int]) -> None:
 def wrong(home: Path, contents: int) -> list[str]:
     """Look at what is left when all is over."""
     url = f"sqlite://{home}/store.db"
-    return [*asyncio.run(_wrong(url, contents)), *check(found_at(url))]
+    return [*asyncio.run(_wrong(url, contents)), *check(read_store(url))]
 
 
 async def _wrong(url: str, contents: int) -> list[str]:

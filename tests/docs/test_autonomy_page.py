@@ -39,7 +39,7 @@ def section(title: str) -> str:
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
     found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
     assert found.pacing.autonomy.enabled
-    assert found.mind.model
+    assert found.model_settings.model
     assert list_unwritten_fields(found.pacing) == ()
 
 

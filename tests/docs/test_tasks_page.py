@@ -25,7 +25,7 @@ def section(title: str) -> str:
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
     found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
-    assert found.mind.model
+    assert found.model_settings.model
     assert [trigger.name for trigger in found.tasks.triggers()] == ["lapsing", "new-contracts"]
     assert len(found.tasks.verbs) == 7
     assert found.tasks.anonymize == ("Ada Lovelace", "Example Ltd")

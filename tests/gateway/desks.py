@@ -116,7 +116,7 @@ class GatewayDesk:
 
     async def decide(self, said: Verdict, by: str = PERSON) -> None:
         asked = await self.until_asked()
-        await self.app.store.commit(answer_decision(asked, said, by, self.app.ids.new()))
+        await self.app.store.commit(answer_decision(asked, said, by, self.app.ids.make()))
 
     async def sessions(self) -> list[SessionRow]:
         params = {"agent": "desk", "kind": "gated", "limit": 100}
@@ -163,7 +163,7 @@ async def open_at(app: Runtime, home: Path, tell: Callable[[str], None] = lambda
     """Open a gateway on a store, again after an earlier one."""
     config = home / "mcp.json"
     owner = read_gateway_agent(app, str(home / "desk"), config)
-    async with open_gateway(app, owner, make_mcp_terms(app, owner, config), tell=tell) as gateway:
+    async with open_gateway(app, owner, make_mcp_terms(app, owner, config), report=tell) as gateway:
         yield gateway
 
 

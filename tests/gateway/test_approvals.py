@@ -89,7 +89,7 @@ async def test_what_a_person_put_in_place_of_the_arguments_is_done(tmp_path: Pat
     async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool(*ACT))
         asked = await desk.until_asked()
-        await desk.app.store.commit(approve_edited(asked, b'{"what":"less"}', "ada", desk.app.ids.new()))
+        await desk.app.store.commit(approve_edited(asked, b'{"what":"less"}', "ada", desk.app.ids.make()))
         assert text_of(await call) == "did less"
         assert desk.noted() == ["act less"]
 

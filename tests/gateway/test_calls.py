@@ -121,7 +121,7 @@ async def test_a_halt_stops_a_call_under_way_and_refuses_the_next(tmp_path: Path
     async with open_desk(tmp_path, FREE, clock=clock) as desk, desk.client() as client:
         call = asyncio.create_task(client.call_tool("helpful__slow", {"what": "x"}))
         await until(lambda: "began x" in desk.noted())
-        await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.new(), "enough"))
+        await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.make(), "enough"))
         while not call.done():
             clock.advance(SECOND // 4)
             await asyncio.sleep(0.01)
@@ -157,7 +157,7 @@ async def test_a_resource_is_a_guarded_read_with_its_secrets_masked(tmp_path: Pa
         assert "the key is [redacted:" in read.contents[0].text
         assert SECRET not in str(await desk.events())
         assert "call_settled" in await desk.kinds()
-        await desk.app.store.commit(halt("fleet", PERSON, desk.app.ids.new()))
+        await desk.app.store.commit(halt("fleet", PERSON, desk.app.ids.make()))
         with pytest.raises(MCPError, match="was halted by ada"):
             await client.read_resource(resource.uri)
         assert desk.noted() == ["read"]

@@ -167,7 +167,7 @@ async def test_where_the_operator_says_so_a_server_asks_the_agent_s_model_throug
         assert said == "it thinks of the sea"
         kinds = await desk.kinds()
         assert kinds.index("call_started") < kinds.index("request_started") < kinds.index("request_settled")
-        await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.new(), "enough"))
+        await desk.app.store.commit(halt("agent:desk", PERSON, desk.app.ids.make(), "enough"))
         assert (await client.call_tool(f"{server}__think", {"about": "again?"})).is_error
         assert (await desk.kinds()).count("request_started") == 1
 

@@ -99,7 +99,7 @@ DEATHS = {"finished": None, "in-doubt": 6, "delegating": 71}
 async def fill(path: Path) -> JournalStore:
     """Run the sessions of the drills with fixed times, ids and salts; some of their owners die."""
     clock = ManualClock(START)
-    engine = SqliteEngine(str(path), now=clock.now, new_id=SeededIds("golden", clock.now).new, lease=DAY)
+    engine = SqliteEngine(str(path), now=clock.now, new_id=SeededIds("golden", clock.now).make, lease=DAY)
     store = JournalStore(engine, inline=True, salt=make_seeded_salts("golden"))
 
     def tick(_: Sequence[Told]) -> None:
@@ -355,7 +355,7 @@ async def expected(store: JournalStore) -> dict[str, Any]:
 async def turns(store: JournalStore, events: Sequence[Stored]) -> dict[str, Any]:
     """Say what the loop makes of a session: where its turn stands, what was said, and what is sent of it."""
     recalled = SessionHistory(str(events[0].stream).removeprefix("session:"))
-    await recalled.take_in(events, lambda stored: read_body(store, stored))
+    await recalled.apply(events, lambda stored: read_body(store, stored))
     told = {"turn": recalled.turn, "said": recalled.transcript.messages, "sent": recalled.transcript.sent}
     return msgspec.to_builtins(told)
 

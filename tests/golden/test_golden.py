@@ -40,7 +40,7 @@ BYTES = ("facts", "body", "salt", "digest", "hash")
 
 
 def opened(path: Path) -> JournalStore:
-    engine = SqliteEngine(str(path), now=LATER.now, new_id=SeededIds("golden", LATER.now).new)
+    engine = SqliteEngine(str(path), now=LATER.now, new_id=SeededIds("golden", LATER.now).make)
     return JournalStore(engine, inline=True)
 
 
@@ -129,7 +129,7 @@ async def test_turns_of_an_earlier_version_are_recalled_as_they_were(
     for session, turns in expected.get("turns", {}).items():
         events = await store.read(session_stream(session))
         recalled = SessionHistory(session)
-        await recalled.take_in(events, lambda stored: read_body(store, stored))
+        await recalled.apply(events, lambda stored: read_body(store, stored))
         transcript = recalled.transcript
         told = {"turn": recalled.turn, "said": transcript.messages, "sent": transcript.sent}
         assert says(msgspec.to_builtins(told), turns), session

@@ -29,9 +29,9 @@ from halter.journal.verify import verify
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.guard_api import SessionTaken
-from halter.runtime.sessions import attend_session, begin_session, reopen_agent_session, say_to_session
+from halter.runtime.sessions import attend_session, begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle
-from halter.testing.fakes import Relay, Worker
+from halter.testing.fakes import StoreProxy, Worker
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -47,7 +47,7 @@ reflex: [{say: Yes.}]
 """
 
 
-class Newer(Relay):
+class Newer(StoreProxy):
     """The store as a program of the next format uses it: it takes what has that format, and says so when it does."""
 
     def __init__(self, world: World, engine: Engine) -> None:
@@ -77,7 +77,7 @@ def _newer(event: object) -> object:
 class Sleeper:
     """A process that gives each session its turn: it notes that it did, and lets it sleep for a minute."""
 
-    def __init__(self, world: World, store: Relay, name: str) -> None:
+    def __init__(self, world: World, store: StoreProxy, name: str) -> None:
         self.world, self.store, self.name = world, store, name
         self.attended: list[str] = []
 
@@ -234,13 +234,13 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", ANSWERS)
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
-        context = AgentContext(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
+        context = AgentContext(fleet.app, agent, models, WorkerId("talk"), rng=random.Random(1))
         chat = await begin_session(context, "Are you there?", "chat")
         await attend_session(context, chat)
         new = newer(world)
         (lease,) = await new.claim(WorkerId("new"), 1, chat)
         await Sleeper(world, new, "new").turn(lease)
-        await say_to_session(context, chat, "And now?")
+        await post_message(context, chat, "And now?")
         before, began = await fleet.events(chat), world.now
         for way in (attend_session, reopen_agent_session):
             with pytest.raises(ConfigError, match=r"taken up by a newer Halter .* use the newer Halter for it\.$"):

@@ -19,7 +19,7 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.rebuild import IntegrityFinding
 from halter.journal.verify import verify
-from halter.runtime.sessions import attend_session, say_to_session
+from halter.runtime.sessions import attend_session, post_message
 from halter.testing.world import World
 from tests.golden import make, midway
 from tests.story.autonomous import Fleet
@@ -158,7 +158,7 @@ async def everything_answered(world: World) -> Sequence[str]:
     while asked := await list_pending_decisions(world.journal):
         for one in asked:
             answered.append(one.subject)
-            await world.journal.commit(answer_decision(one, "approve", "ada", world.ids.new()))
+            await world.journal.commit(answer_decision(one, "approve", "ada", world.ids.make()))
         await world.advance(MINUTE)
     return answered
 
@@ -168,7 +168,7 @@ async def talk(fleet: Fleet, before: dict[str, SessionRow]) -> None:
     assert fleet.up is not None
     context = msgspec.structs.replace(fleet.up.agents["desk"].context, worker=WorkerId("talk"))
     if "talking" in before:
-        await say_to_session(context, "talking", "Are you there?")
+        await post_message(context, "talking", "Are you there?")
         await attend_session(context, "talking")
 
 

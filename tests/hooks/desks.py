@@ -84,7 +84,7 @@ class HookDesk:
 
     async def decide(self, said: Verdict) -> None:
         (asked,) = await self.waiting()
-        await self.app.store.commit(answer_decision(asked, said, PERSON, self.app.ids.new()))
+        await self.app.store.commit(answer_decision(asked, said, PERSON, self.app.ids.make()))
 
     async def events(self, session: str = f"{AGENT}-{SESSION}") -> list[Stored]:
         return await read_stream(self.app.store, session_stream(session))
@@ -111,6 +111,6 @@ async def open_desk(
     place = write_policy(folder, agent, "Claude Code")
     with (place / "agent.yaml").open("a") as file:
         file.write(policy)
-    folder.put(HookedProgram(agent=agent, program=program, folder=str(place), **{"wait_seconds": 0, **terms}))
+    folder.save(HookedProgram(agent=agent, program=program, folder=str(place), **{"wait_seconds": 0, **terms}))
     async with open_runtime(settings, None if world is None else world.clock, environ) as app:
         yield HookDesk(app, folder)

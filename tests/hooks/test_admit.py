@@ -8,9 +8,9 @@ from halter.core.events import SessionStarted
 from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.tools import Tool
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.hooks.tools import HookedTool
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent_context import make_guard
@@ -32,18 +32,18 @@ async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, t
             make_guard(app, resolved.policy, secrets),
         )
         await app.store.commit(start_session(SessionStarted(session="s", agent=AGENT, kind="hooked", started_by="ada")))
-        lease = await take_lease(app.store, app.clock, make_worker_id("w", app.ids), SessionId("s"), 0)
+        lease = await acquire_lease(app.store, app.clock, make_worker_id("w", app.ids), SessionId("s"), 0)
         assert lease is not None
-        tools: dict[str, Tool] = {"Bash": HookedTool("Bash", "/x", NO_PROTECTED_PATHS, None).rated(ARGUMENTS)}
+        tools: dict[str, Tool] = {"Bash": HookedTool("Bash", "/x", NO_PROTECTED_PATHS, None).with_risk_level(ARGUMENTS)}
 
-        async def admit(call: str, decision: str = "") -> InFlight | Answer | NeedsPerson | object:
+        async def admit(call: str, decision: str = "") -> InFlight | Answer | ApprovalRequired | object:
             return await guard.admit(
-                lease, agent.standing("s"), Call(call, "Bash", ARGUMENTS, decision=decision), tools
+                lease, agent.make_context("s"), Call(call, "Bash", ARGUMENTS, decision=decision), tools
             )
 
         asked = await admit("s.1")
-        assert isinstance(asked, NeedsPerson)
-        assert isinstance(await admit("s.2", asked.decision), NeedsPerson)
+        assert isinstance(asked, ApprovalRequired)
+        assert isinstance(await admit("s.2", asked.decision), ApprovalRequired)
         await desk.decide("approve")
         first, second = await admit("s.3", asked.decision), await admit("s.4", asked.decision)
         assert isinstance(first, InFlight)

@@ -44,7 +44,7 @@ def folder() -> Iterator[HookFolder]:
     with tempfile.TemporaryDirectory(prefix="h-") as place:
         made = HookFolder(Path(place) / "hooks")
         made.key(make=True)
-        made.put(
+        made.save(
             HookedProgram(agent="claude-code", program="claude", folder=str(write_policy(made, "claude-code", "x")))
         )
         yield made

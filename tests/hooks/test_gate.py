@@ -152,7 +152,7 @@ async def test_a_person_may_change_the_arguments(world: World, tmp_path: Path) -
         await desk.ask(bash(FORCE, "t1"))
         (asked,) = await desk.waiting()
         edited = json.dumps({"command": "git push", "cwd": "/home/ada/project"}).encode()
-        await desk.app.store.commit(approve_edited(asked, edited, PERSON, desk.app.ids.new()))
+        await desk.app.store.commit(approve_edited(asked, edited, PERSON, desk.app.ids.make()))
         said = json.loads((await desk.ask(bash(FORCE, "t1"))).out)["hookSpecificOutput"]
         assert said["permissionDecision"] == "allow"
         assert said["updatedInput"] == {"command": "git push", "description": "Run t1"}

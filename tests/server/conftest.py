@@ -13,7 +13,7 @@ from halter.core.clock import SECOND, Clock
 from halter.operations.desk import ROLES
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import bind_policy
-from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
+from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
 from halter.server.middleware import ServerLimits
 from halter.server.server import ServerExtras, bind, serve_web
 from halter.tools.http import make_tls_context
@@ -62,7 +62,7 @@ class House:
         return asyncio.create_task(serve_web(self.app, listening, Keyring(self.tokens), self.bus, self._extras))
 
     def let_in(self, name: str, role: str, *agents: str) -> str:
-        self.secrets[name] = new_secret()
+        self.secrets[name] = make_secret()
         self.tokens.add(describe_token(self.secrets[name], name, role, 0, agents))
         return self.secrets[name]
 

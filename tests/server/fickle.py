@@ -3,19 +3,19 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 
 
-class Fickle(Relay):
+class Fickle(StoreProxy):
     """A store that can be away."""
 
     trouble: Exception | None = None
 
-    async def _passed(self, use: Callable[[], Awaitable[Any]]) -> Any:
+    async def _pass_through(self, use: Callable[[], Awaitable[Any]]) -> Any:
         if self.trouble is not None:
             raise self.trouble
         return await use()
 
     async def study(self, look: Callable[[Any], Any]) -> Any:
         """Read as an export does, beside the port."""
-        return await self._passed(lambda: cast("Any", self._store).study(look))
+        return await self._pass_through(lambda: cast("Any", self._store).study(look))

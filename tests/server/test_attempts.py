@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidStatus
 
 from halter.core.clock import MINUTE, SECOND
 from halter.server.api import make_hooks_api
-from halter.server.auth import new_secret
+from halter.server.auth import make_secret
 from halter.server.middleware import (
     MAX_BUCKETS,
     MAX_PROVEN_TOKENS,
@@ -45,7 +45,7 @@ async def house(tmp_path: Path, limits: ServerLimits, clock: ManualClock) -> Asy
 
 
 def wrong() -> dict[str, str]:
-    return {"Authorization": f"Bearer {new_secret()}"}
+    return {"Authorization": f"Bearer {make_secret()}"}
 
 
 async def statuses(client: httpx2.AsyncClient, count: int, path: str = "/api/whoami") -> list[int]:
@@ -161,12 +161,12 @@ def test_who_makes_up_forwarded_addresses_is_limited_as_one_and_locks_out_nobody
     attempts.right(person, "theirs")
     for number in range(3 * PROXY_FACTOR):
         place = ClientOrigin(here, f"10.0.{number // 250}.{number % 250}")
-        assert not attempts.wait(place, "x", 0)
-        attempts.wrong(place, "x", 0)
-    assert attempts.wait(ClientOrigin(here, "10.9.9.9"), "x", 0)
-    assert not attempts.wait(person, "theirs", 0)
-    assert not attempts.wait(ClientOrigin("192.0.2.1", "192.0.2.1"), "x", 0)
-    assert not attempts.wait(ClientOrigin(here, "10.9.9.9"), "x", MINUTE)
+        assert not attempts.find_delay(place, "x", 0)
+        attempts.count_failure(place, "x", 0)
+    assert attempts.find_delay(ClientOrigin(here, "10.9.9.9"), "x", 0)
+    assert not attempts.find_delay(person, "theirs", 0)
+    assert not attempts.find_delay(ClientOrigin("192.0.2.1", "192.0.2.1"), "x", 0)
+    assert not attempts.find_delay(ClientOrigin(here, "10.9.9.9"), "x", MINUTE)
 
 
 def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
@@ -175,18 +175,18 @@ def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_o
     attempts.right(person, "theirs")
     for number in range(3 * PROXY_FACTOR):
         place = locate_client(f"2001:db8:1:{number:x}::1")
-        assert not attempts.wait(place, "x", 0)
-        attempts.wrong(place, "x", 0)
-    assert attempts.wait(locate_client("2001:db8:1:9999::1"), "x", 0)
-    assert not attempts.wait(person, "theirs", 0)
-    assert not attempts.wait(locate_client("2001:db8:2::1"), "x", 0)
-    assert not attempts.wait(locate_client("2001:db8:1:9999::1"), "x", MINUTE)
+        assert not attempts.find_delay(place, "x", 0)
+        attempts.count_failure(place, "x", 0)
+    assert attempts.find_delay(locate_client("2001:db8:1:9999::1"), "x", 0)
+    assert not attempts.find_delay(person, "theirs", 0)
+    assert not attempts.find_delay(locate_client("2001:db8:2::1"), "x", 0)
+    assert not attempts.find_delay(locate_client("2001:db8:1:9999::1"), "x", MINUTE)
 
 
 def test_what_is_remembered_of_attempts_is_bounded() -> None:
     attempts = Attempts(3)
     for number in range(3 * MAX_BUCKETS):
         place = ClientOrigin(f"p{number}", f"p{number}")
-        attempts.wrong(place, "x", 0)
+        attempts.count_failure(place, "x", 0)
         attempts.right(place, "y")
-    assert attempts.remembered() <= MAX_BUCKETS + MAX_PROVEN_TOKENS
+    assert attempts.count_origins() <= MAX_BUCKETS + MAX_PROVEN_TOKENS

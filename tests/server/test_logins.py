@@ -24,8 +24,8 @@ from halter.server.auth import (
     append_login,
     describe_token,
     digest_login_key,
+    make_secret,
     make_server_names,
-    new_secret,
 )
 from halter.server.middleware import (
     AsgiMessage,
@@ -161,15 +161,15 @@ def test_the_oldest_logins_of_a_token_end_when_there_are_too_many_and_those_of_o
 
 
 async def test_logins_kept_in_no_file_end_with_the_process() -> None:
-    logins, token = Logins(), describe_token(new_secret(), "ada", "admin", 0)
-    key = await logins.begin(token, 0)
+    logins, token = Logins(), describe_token(make_secret(), "ada", "admin", 0)
+    key = await logins.start_login(token, 0)
     assert digest_login_key(key) in logins.current()
     await logins.end(key, 1)
     assert logins.current() == {}
 
 
 async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothing(tmp_path: Path) -> None:
-    file, secret, heard = TokenFile(tmp_path / "tokens.json"), new_secret(), list[AsgiMessage]()
+    file, secret, heard = TokenFile(tmp_path / "tokens.json"), make_secret(), list[AsgiMessage]()
     file.add(describe_token(secret, "ada", "admin", 0))
     messages: asyncio.Queue[AsgiMessage] = asyncio.Queue()
     taken = asyncio.Event()
@@ -203,8 +203,8 @@ async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothi
 
 def test_the_files_of_the_server_name_no_secret(tmp_path: Path) -> None:
     """A login's digest is made of a random key alone: nothing in the tokens' file leads to it."""
-    token = describe_token(new_secret(), "ada", "admin", 0)
-    first, second = (asyncio.run(Logins(tmp_path / f"{n}.json").begin(token, 0)) for n in (1, 2))
+    token = describe_token(make_secret(), "ada", "admin", 0)
+    first, second = (asyncio.run(Logins(tmp_path / f"{n}.json").start_login(token, 0)) for n in (1, 2))
     kept: list[dict[str, Any]] = [json.loads((tmp_path / f"{n}.json").read_bytes())["logins"][0] for n in (1, 2)]
     assert first != second
     assert kept[0]["digest"] != kept[1]["digest"]

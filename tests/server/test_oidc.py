@@ -18,11 +18,11 @@ from halter.core.ids import FLEET, name_signed_on_person
 from halter.core.ports import read_stream
 from halter.core.spec import OidcSpec, SignOnSpec
 from halter.guard.judge import are_two_people
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.operations.queries import audit_page
 from halter.present.events import summarize_event
 from halter.runtime.feed import Bus
-from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
+from halter.server.auth import Keyring, TokenFile, describe_token, make_secret
 from halter.server.oidc import OidcSignOn, make_oidc_sign_on
 from halter.server.server import ServerExtras, bind, serve_asgi, serve_web
 from halter.server.sign_on import GroupRoles
@@ -53,7 +53,7 @@ class Inn:
         self.office = office
         self.app = replace(office.app, clock=StillClock(office.ground))
         self.tokens = TokenFile(folder / "tokens.json")
-        self.bob = new_secret()
+        self.bob = make_secret()
         self.tokens.add(describe_token(self.bob, "bob", "approver", 0))
         listening, provided = bind(port=0), bind(port=0)
         self.port = listening.getsockname()[1]
@@ -141,7 +141,9 @@ async def test_a_person_signs_on_and_logs_out(inn: Inn) -> None:
 
 
 async def audited(inn: Inn) -> list[tuple[str, str, str, str]]:
-    entries = await audit_page(Desk(inn.app, Who("root")), tool=f"sign_on {urlsplit(inn.provider.issuer).netloc}")
+    entries = await audit_page(
+        Actor(inn.app, Principal("root")), tool=f"sign_on {urlsplit(inn.provider.issuer).netloc}"
+    )
     return [(one.tool, one.outcome, one.decided_by, one.capability_level) for one in reversed(entries)]
 
 
@@ -195,7 +197,7 @@ async def test_a_stranger_who_is_refused_again_and_again_does_not_fill_the_journ
 async def test_whom_some_agents_belong_to_sees_no_sign_ons(inn: Inn) -> None:
     async with inn.browser() as browser:
         await log_in(browser)
-    assert await audit_page(Desk(inn.app, Who("carl", "admin", ("mine",))), text="sign_on") == []
+    assert await audit_page(Actor(inn.app, Principal("carl", "admin", ("mine",))), text="sign_on") == []
 
 
 async def test_a_logout_ends_the_login_on_the_server_also_for_a_copied_cookie(inn: Inn) -> None:

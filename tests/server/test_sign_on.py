@@ -17,7 +17,7 @@ from halter.core.events import PersonSignedOn, SignOnRefused
 from halter.core.ids import FLEET
 from halter.core.ports import Store
 from halter.core.spec import SignOnSpec
-from halter.operations.desk import Who
+from halter.operations.desk import Principal
 from halter.runtime.runtime import open_runtime
 from halter.server.auth import (
     Allowed,
@@ -27,8 +27,8 @@ from halter.server.auth import (
     Logins,
     authorize_request,
     describe_token,
+    make_secret,
     make_server_names,
-    new_secret,
 )
 from halter.server.middleware import AuthState, ServerLimits
 from halter.server.sign_on import SignOnLog, make_proxy_sign_on
@@ -36,7 +36,7 @@ from halter.settings import read_settings
 from halter.testing.world import World
 
 NOW = 1_767_225_600_000_000
-SECRET = new_secret(lambda size: b"a" * size)
+SECRET = make_secret(lambda size: b"a" * size)
 BOB = describe_token(SECRET, "bob", "viewer", NOW)
 DOOR = make_server_names("127.0.0.1", 8765, ["halter.example"])
 SPEC = SignOnSpec(
@@ -60,8 +60,8 @@ def ask(*headers: tuple[str, str], client: str = PROXY, proof: str = SHARED, **m
     return authorize_request(asked, DOOR, [BOB], {}, NOW, SIGN_ON.identify)
 
 
-def who(verdict: Allowed | AuthRejected) -> Who | None:
-    return verdict.token.who if isinstance(verdict, Allowed) and verdict.token else None
+def who(verdict: Allowed | AuthRejected) -> Principal | None:
+    return verdict.token.principal if isinstance(verdict, Allowed) and verdict.token else None
 
 
 def status(verdict: Allowed | AuthRejected) -> int:
@@ -69,12 +69,14 @@ def status(verdict: Allowed | AuthRejected) -> int:
 
 
 def test_a_listed_proxy_says_who_asks_and_the_highest_role_of_their_groups_counts() -> None:
-    assert who(ask(USER, GROUPS)) == Who("ada", "approver")
-    assert who(ask(USER, ("x-forwarded-groups", "all staff, ops ,leads"))) == Who("ada", "operator")
-    assert who(ask(("x-forwarded-user", "Eve.Long@example.com"), GROUPS)) == Who("eve.long@example.com", "approver")
-    assert who(ask(USER, GROUPS, client="192.168.0.99")) == Who("ada", "approver")
-    assert who(ask(USER, GROUPS, client="::ffff:10.0.0.7")) == Who("ada", "approver")
-    assert who(ask(USER, GROUPS, client="::1")) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS)) == Principal("ada", "approver")
+    assert who(ask(USER, ("x-forwarded-groups", "all staff, ops ,leads"))) == Principal("ada", "operator")
+    assert who(ask(("x-forwarded-user", "Eve.Long@example.com"), GROUPS)) == Principal(
+        "eve.long@example.com", "approver"
+    )
+    assert who(ask(USER, GROUPS, client="192.168.0.99")) == Principal("ada", "approver")
+    assert who(ask(USER, GROUPS, client="::ffff:10.0.0.7")) == Principal("ada", "approver")
+    assert who(ask(USER, GROUPS, client="::1")) == Principal("ada", "approver")
 
 
 @pytest.mark.parametrize("client", ["10.0.0.8", "127.0.0.1", "192.168.1.1", "", "proxy", "::ffff:10.0.0.8", "fe80::1"])
@@ -82,7 +84,7 @@ def test_from_anywhere_else_the_header_is_not_looked_at(client: str) -> None:
     assert status(ask(USER, GROUPS, client=client)) == 401
     assert status(ask(USER, GROUPS, ("x-forwarded-for", PROXY), client=client)) == 401
     bearer = ("authorization", f"Bearer {SECRET}")
-    assert who(ask(USER, GROUPS, bearer, client=client)) == Who("bob", "viewer")
+    assert who(ask(USER, GROUPS, bearer, client=client)) == Principal("bob", "viewer")
 
 
 @pytest.mark.parametrize("proof", ["", "guessed", SHARED.upper(), f"{SHARED} "[:-2]])
@@ -117,19 +119,19 @@ def test_a_person_is_said_once() -> None:
 
 def test_a_wrong_token_is_not_made_good_by_the_proxy_and_a_right_one_counts() -> None:
     assert status(ask(USER, GROUPS, ("authorization", "Bearer halter_wrong"))) == 401
-    assert who(ask(USER, GROUPS, ("authorization", f"Bearer {SECRET}"))) == Who("bob", "viewer")
+    assert who(ask(USER, GROUPS, ("authorization", f"Bearer {SECRET}"))) == Principal("bob", "viewer")
 
 
 def test_a_cookie_that_has_ended_does_not_lock_a_person_out() -> None:
-    assert who(ask(USER, GROUPS, ("cookie", f"halter_8765={'x' * 43}"))) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS, ("cookie", f"halter_8765={'x' * 43}"))) == Principal("ada", "approver")
 
 
 def test_a_foreign_page_cannot_make_a_browser_act_through_the_proxy() -> None:
     assert status(ask(USER, GROUPS, method="POST")) == 403
     assert status(ask(USER, GROUPS, kind="websocket", path="/api/ws")) == 403
     assert status(ask(USER, GROUPS, ("origin", "https://evil.example"), method="POST")) == 403
-    assert who(ask(USER, GROUPS, OWN, method="POST")) == Who("ada", "approver")
-    assert who(ask(USER, GROUPS, OWN, kind="websocket", path="/api/ws")) == Who("ada", "approver")
+    assert who(ask(USER, GROUPS, OWN, method="POST")) == Principal("ada", "approver")
+    assert who(ask(USER, GROUPS, OWN, kind="websocket", path="/api/ws")) == Principal("ada", "approver")
 
 
 def test_an_open_stream_ends_after_its_lifetime_and_no_other_token_is_lent_to_it() -> None:

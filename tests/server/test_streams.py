@@ -81,7 +81,7 @@ async def test_who_sees_one_agent_hears_nothing_of_another_nor_of_the_fleet(hous
         (here,) = await heard(socket, 1)
         assert set(here["position"]) == {"session:mine-1", "trigger:mine/hook"}
         await write(house, "theirs-1", 5)
-        house.bus.pulse("theirs-1", "words", {"text": "not yours"})
+        house.bus.publish_live("theirs-1", "words", {"text": "not yours"})
         assert (await admin.post("/api/halts", json={"scope": "agent:theirs"})).status_code == 200
         await write(house, "mine-1")
         (news,) = await heard(socket, 1)
@@ -133,10 +133,10 @@ async def test_only_what_is_wanted_is_told(house: House) -> None:
     async with listening(house, "viewer", **wants) as socket:
         await heard(socket, 1)
         await write(house, "theirs-1")
-        house.bus.pulse("theirs-1", "words", {"text": "b"})
+        house.bus.publish_live("theirs-1", "words", {"text": "b"})
         async with house.client("admin") as admin:
             await admin.post("/api/sessions/mine-1/messages", json={"text": "Go on."})
-        house.bus.pulse("mine-1", "words", {"text": "a"})
+        house.bus.publish_live("mine-1", "words", {"text": "a"})
         await write(house, "mine-1")
         assert {each["name"] for each in await heard(socket, 2)} == {"words", "message_added"}
 
@@ -264,7 +264,7 @@ async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: S
 
 
 async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(house: House) -> None:
-    feed = Feed(house.app.store, house.app.clock, house.app.ids, house.bus, most=10)
+    feed = Feed(house.app.store, house.app.clock, house.app.ids, house.bus, limit=10)
     running = asyncio.create_task(feed.run())
     await feed.ready.wait()
     head = (await house.office.heads())["session:mine-1"]

@@ -118,7 +118,7 @@ class Fleet:
     def prompts(self, agent: str) -> list[Prompt]:
         """What the agent's own model was asked, in this process."""
         assert self.up is not None
-        model = self.up.agents[agent].context.models.named("scripted:script")
+        model = self.up.agents[agent].context.models.get("scripted:script")
         assert isinstance(model, Scripted)
         return model.asked
 

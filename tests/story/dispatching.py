@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from halter.core.clock import MINUTE
 from halter.core.ports import AgentConcurrency
-from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY, DistributedDispatcher, EmbeddedDispatcher, Sessions
+from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY, DistributedDispatcher, EmbeddedDispatcher, RunningSessions
 from halter.runtime.worker import Dispatcher, DispatchMode
 from halter.testing.fakes import LocalTicketQueue, SharedTickets
 from halter.testing.world import World, quiet_mode
@@ -35,14 +35,16 @@ def mode_of(world: World) -> DispatchMode:
     if not distributed():
         return quiet_mode(world.lease)
 
-    def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
+    def dispatch(
+        sessions: RunningSessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]
+    ) -> Dispatcher:
         return DistributedDispatcher(sessions, agents, LocalTicketQueue(tickets_of(world), versions))
 
     return replace(quiet_mode(world.lease), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
 
 
 def dispatcher(
-    world: World, sessions: Sessions, agents: tuple[str, ...], together: int = DEFAULT_CONCURRENCY
+    world: World, sessions: RunningSessions, agents: tuple[str, ...], together: int = DEFAULT_CONCURRENCY
 ) -> Dispatcher:
     """Make the dispatcher of one process by itself."""
     sessions.polling_interval = MINUTE

@@ -86,7 +86,7 @@ async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THI
     models = await stack.enter_async_context(models_of(app, agent))
     worker = make_worker_id("talk", world.ids)
     await stack.enter_async_context(keep_leases(app.store, app.clock, worker, world.lease - SECOND))
-    return Front(world, home, AgentContext(app, agent, models, worker, chance=world.random))
+    return Front(world, home, AgentContext(app, agent, models, worker, rng=world.random))
 
 
 def written(fleet: Fleet, name: str, more: str, tools: str = TOOLS, **files: str) -> Path:

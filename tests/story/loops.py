@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
 from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig
@@ -24,7 +24,7 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.guard.brake import ActiveMode, SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import StreamMask
@@ -38,7 +38,7 @@ from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
-from halter.tasks.conversation import AttendedPace, Conclusion, Conversation, Pace
+from halter.tasks.conversation import AttendedTurnPolicy, Conclusion, Conversation, TurnPolicy
 from halter.tasks.task_tools import make_verbs
 from halter.testing.world import World
 from halter.tools.function_tool import tool
@@ -209,7 +209,7 @@ class Story:
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
         worker = make_worker_id("loop", self.world.ids)
         async with keep_leases(store, clock, worker, self.world.lease - SECOND):
-            lease = await take_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
+            lease = await acquire_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
             asked = [*self.models, *([self.simulates] if self.simulates else [])]
             prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
@@ -235,7 +235,7 @@ class Story:
             )
             conversation = Conversation(running, self.loop, clock, self.pace(running, self.loop))
             try:
-                self.came = await conversation.attend()
+                self.came = await conversation.run_until_parked()
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not self.interrupted or task is None:
@@ -245,10 +245,10 @@ class Story:
             assert self.came is not None
             return self.came
 
-    def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
+    def pace(self, running: SessionRuntime, loop: TurnLoop) -> TurnPolicy:
         if self.kind != "autonomous":
-            return AttendedPace(loop)
-        aware = Awareness(HotState({}), self.world.clock)
+            return AttendedTurnPolicy(loop)
+        aware = LiveFacts(HotState({}), self.world.clock)
         return AutonomousPace(running, loop, self.world.clock, PaceTerms(pacing=self.pacing), aware)
 
     def standing(self) -> SessionContext:
@@ -279,7 +279,7 @@ class Story:
         )
         offered = tuple(each.spec for each in self.tools(self.world.store.patient(self.world.clock)).values())
         return LoopSettings(
-            mind=self.mind,
+            model=self.mind,
             rules=rules,
             models=tuple(self.models),
             offered=offered,

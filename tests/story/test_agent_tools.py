@@ -324,7 +324,7 @@ async def test_the_same_call_after_a_crash_goes_on_with_the_same_session(bench: 
     agent, tool = bench.agent(says("Hello."), fleet=PRICED), helper.as_tool()
     async with agent:
         first = await agent.run("Hello.", kind="chat")
-        context = agent._opened().bind()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        context = agent._open_context().bind()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         call = f"{first.session}.c9_0_0"
         parent = await read_session_row(context, first.session)
         async with helper._open_beside(context) as other:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -31,7 +31,7 @@ from halter.guard.prepare import SessionContext
 from halter.models.providers import Prices
 from halter.present.receipt import _summary
 from halter.testing.world import World
-from halter_drills.workload import begun, policy_of, standing_of
+from halter_drills.workload import begin_session, policy_of, standing_of
 
 NAME = 'Ada "the\\new\' Countess" König'
 MAIL = "ada.koenig@example.com"
@@ -55,12 +55,12 @@ class Elsewhere:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         reply = self.answers.pop(0)(prompt)
-        for letter in reply.text if hear else "":
-            hear(letter)
+        for letter in reply.text if on_text else "":
+            on_text(letter)
         return reply
 
 
@@ -244,12 +244,12 @@ async def test_what_is_held_covers_what_is_sent(world: World) -> None:
 
 async def test_the_record_of_a_request_holds_what_it_really_said(world: World) -> None:
     policy = policy_of()
-    lease = await begun(world.store, WorkerId("w"), "s", policy)
+    lease = await begin_session(world.store, WorkerId("w"), "s", policy)
     standing = msgspec.structs.replace(standing_of("s", policy), anonymize=AnonymizationPolicy())
     model = Elsewhere(tells(lambda prompt: f"It is {shown(prompt, 'EMAIL')}."))
     prices = Prices({"openai:x": FREE_PRICE})
     door = ModelDoor(world.store, world.clock, world.ledger, prices, redact=lambda text: text)
-    answer = await door.guarded_request(
+    answer = await door.request(
         lease, standing, ModelRequest(id="s.1", prompt=Prompt(messages=(make_user_message(MAIL),))), model
     )
     assert isinstance(answer, AnsweredRequest)

@@ -8,7 +8,7 @@ from halter.core.ids import session_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow
 from halter.operations import decisions
-from halter.operations.decisions import ShownDecision, WaitingDecision, group_calls, offers
+from halter.operations.decisions import ShownDecision, WaitingDecision, group_calls, list_rule_offers
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]
@@ -75,5 +75,5 @@ def test_a_question_of_the_brake_offers_a_rule_for_that_destination() -> None:
         facts=b'{"flaws": [{"argument": "to", "value": "", "reason": "unsaid"}, '
         b'{"argument": "text", "value": "", "reason": "content"}]}',
     )
-    assert [offer.match for offer in offers(asked)] == ["same", "any:text"]
-    assert "to is exactly" in offers(asked)[1].sentence
+    assert [offer.match for offer in list_rule_offers(asked)] == ["same", "any:text"]
+    assert "to is exactly" in list_rule_offers(asked)[1].sentence

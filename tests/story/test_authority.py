@@ -144,7 +144,7 @@ async def test_a_definition_can_be_read_where_nothing_can_write_it(tmp_path: Pat
     folder = written(tmp_path, "collections: {own: {path: ., pattern: '*.yaml'}}\n")
     async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
         assert agent.library is not None
-        shelved = await agent.library.shelf("own", ".", "*.yaml")
+        shelved = await agent.library.index_collection("own", ".", "*.yaml")
     assert [(each.name, each.problem) for each in shelved] == [("agent.yaml", ""), ("replies.yaml", "")]
 
 
@@ -161,5 +161,7 @@ async def test_a_link_that_a_tool_could_have_made_is_not_followed_out_of_its_roo
         with pytest.raises(SensorFailed, match="leads to what an agent may not read"):
             describe_file(link, "notes", agent.refuses)
         assert agent.library is not None
-        taken = await agent.library.take(link, FileEntry(about.st_size, about.st_mtime_ns, about.st_ino), "notes.txt")
+        taken = await agent.library.index_file(
+            link, FileEntry(about.st_size, about.st_mtime_ns, about.st_ino), "notes.txt"
+        )
         assert "leads to what an agent may not read" in taken.problem

@@ -19,11 +19,11 @@ from halter.dispatch.dispatcher import quarantine_session
 from halter.guard.halts import halt
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.sessions import begin_session, say_to_session
+from halter.runtime.sessions import begin_session, post_message
 from halter.runtime.supervisor import Supervisor, turn_off, turn_on
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 from tests.story.test_dispatch import taken_away
@@ -131,7 +131,7 @@ async def test_a_session_that_begins_while_its_agent_is_switched_off_is_stopped(
     await turn_off(fleet.app, "desk")
     await world.advance(MINUTE)
     assert fleet.up is not None
-    await fleet.up.agents["desk"].begin(2)
+    await fleet.up.agents["desk"].begin_session(2)
     await world.advance(MINUTE)
     row = await fleet.row("desk-2")
     assert (row.state, row.owner) == ("HALTED", "")
@@ -155,7 +155,7 @@ async def test_a_persons_word_during_the_last_turn_is_answered_by_another(
     if beside:
         await begin_session(context, "Buy now.", "chat")
     else:
-        await say_to_session(context, "desk-1", "Buy now.")
+        await post_message(context, "desk-1", "Buy now.")
     await world.advance(MINUTE)
     assert [line for line in rhythm(await fleet.events("desk-1")) if "turn" in line] == [
         "00:00:00 turn 1",
@@ -165,7 +165,7 @@ async def test_a_persons_word_during_the_last_turn_is_answered_by_another(
     assert (await fleet.row("desk-1")).state == "COMPLETED"
 
 
-class LastWord(Relay):
+class LastWord(StoreProxy):
     """A store in which somebody says a word right after the last request of a session was cut, before all else."""
 
     said = False
@@ -211,7 +211,7 @@ async def test_what_is_written_right_after_somebody_began_to_listen_is_heard(wor
         assert news.is_set()
 
 
-class Interrupted(Relay):
+class Interrupted(StoreProxy):
     """A store in which something happens right before one commit."""
 
     def __init__(self, store: Store, happens: Callable[[], Awaitable[None]]) -> None:
@@ -333,13 +333,13 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
     assert SECRET not in f"{pulses} {events}"
 
 
-class Away(Relay):
+class Away(StoreProxy):
     """A store that is away for a while."""
 
     away = False
     asked = 0
 
-    async def way(self) -> None:
+    async def before_call(self) -> None:
         self.asked += 1
         if self.away:
             raise StoreUnavailable("The store is away.")

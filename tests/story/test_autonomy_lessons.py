@@ -66,7 +66,7 @@ sensors:
 def prompts(fleet: Fleet, agent: str, model: str = "scripted:script") -> list[Prompt]:
     """What a scripted model of an agent was sent."""
     assert fleet.up is not None
-    return cast("Scripted", fleet.up.agents[agent].context.models.named(model)).asked
+    return cast("Scripted", fleet.up.agents[agent].context.models.get(model)).asked
 
 
 def ending(prompt: Prompt) -> str:
@@ -392,7 +392,7 @@ async def test_a_stream_of_a_real_server_wakes_an_agent_and_its_comments_are_no_
     (folder / "agent.yaml").write_text("name: listener\n" + LISTENS.format(port=server.sockets[0].getsockname()[1]))
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada"}
     async with open_runtime(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
-        up = asyncio.create_task(Supervisor(app, lambda *_: None, chance=random.Random(1)).run([folder]))
+        up = asyncio.create_task(Supervisor(app, lambda *_: None, rng=random.Random(1)).run([folder]))
         events: list[Stored] = []
         async with asyncio.timeout(PATIENCE), watch_changes(app.store) as news:
             while not events or events[-1].kind != "session_ended":

@@ -25,9 +25,9 @@ from halter.guard.ledger import change_cap
 from halter.loop.decide import FINAL_ANSWER, End, Park
 from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
-from halter.runtime.sessions import attend_session, claim_session, open_session, say_to_session
+from halter.runtime.sessions import attend_session, claim_session, open_session, post_message
 from halter.state import lifecycle
-from halter.tasks.conversation import AttendedPace, Conversation, Inbox, OpenTurn
+from halter.tasks.conversation import AttendedTurnPolicy, Conversation, Inbox, OpenTurn
 from halter.testing.fakes import Crash
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool
@@ -62,12 +62,12 @@ async def test_a_begun_session_stands_as_one_that_was_read_back(world: World, tm
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         begun = await open_session(desk.context, "Look.", "chat", "s")
-        running = (await claim_session(desk.context, begun)).running
-        assert await running.take_up(begun=begun.events) == begun.events
+        running = (await claim_session(desk.context, begun)).runtime
+        assert await running.resume(begun=begun.events) == begun.events
         began, state = running.began, running.state
         async with asyncio.timeout(1):
-            await running.until_looked_back()
-        await running.look_back()
+            await running.wait_until_recovered()
+        await running.load_history()
         assert (began, state) == (running.began, running.state) == (begun.events[0].event, "RUNNING")
 
 
@@ -85,17 +85,17 @@ async def test_a_session_that_is_attended_where_it_begins_is_owned_from_its_firs
         assert await owner_of(world, begun.session) == (desk.context.worker, 1)
         assert await world.store.claim(WorkerId("other"), 1, begun.session) == []
         made = await claim_session(desk.context, begun)
-        assert (await made.conversation.attend()).state == "WAITING_FOR_INPUT"
+        assert (await made.conversation.run_until_parked()).state == "WAITING_FOR_INPUT"
 
 
 async def test_a_task_is_there_and_owned_before_its_model_is_asked(bench: Bench) -> None:
     found: list[tuple[str, str, int]] = []
 
     class Looks(Scripted):
-        async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
             with closing(sqlite3.connect(bench.file)) as file:
                 found.extend(file.execute("SELECT state, owner, generation FROM sessions").fetchall())
-            return await super().ask(prompt, permit, hear)
+            return await super().ask(prompt, permit, on_text)
 
     async with bench.agent(model=Looks([says("Done.")], bench.clock)) as agent:
         assert (await agent.run("Look.")).ok
@@ -111,7 +111,7 @@ class Transactions:
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
 
-    def saw(self, events: Sequence[Stored]) -> None:
+    def on_commit(self, events: Sequence[Stored]) -> None:
         self.seen.append([stored.kind for stored in events])
 
     def flush(self) -> None: ...
@@ -125,7 +125,7 @@ async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp
         assert await world.events(session_stream(begun.session)) == []
         foreseen = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in begun.events]
         world.journal.observe(transactions := Transactions())
-        await made.conversation.attend()
+        await made.conversation.run_until_parked()
         events = await world.events(session_stream(begun.session))
         stored = [(each.stream, each.seq, each.kind, each.version, each.key, each.body) for each in events]
         assert foreseen == stored[: len(foreseen)]
@@ -135,10 +135,10 @@ async def test_a_task_begins_with_its_first_step_in_one_commit(world: World, tmp
         ]
 
 
-class Stopped(AttendedPace):
+class Stopped(AttendedTurnPolicy):
     """The pace of a session whose caller is cancelled before it takes a turn."""
 
-    async def before(self, news: Inbox) -> OpenTurn | Park | End:
+    async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
         raise asyncio.CancelledError
 
 
@@ -149,12 +149,12 @@ async def test_a_run_that_is_cancelled_before_its_first_step_has_begun_and_may_b
         desk = await front(stack, world, tmp_path)
         begun = await open_session(desk.context, "Look.", "task", attends=True)
         made = await claim_session(desk.context, begun)
-        running, clock = made.running, desk.context.app.clock
+        running, clock = made.runtime, desk.context.app.clock
         stopped = Conversation(running, made.loop, clock, Stopped(made.loop), begun=begun.events, start=begun.start)
         with pytest.raises(asyncio.CancelledError):
-            await stopped.attend()
+            await stopped.run_until_parked()
         assert await owner_of(world, begun.session) == (desk.context.worker, 1)
-        await stopped.give_back(asyncio.CancelledError())
+        await stopped.release(asyncio.CancelledError())
         came, _ = await attend_session(desk.called("ada").context, begun.session)
         assert came.state == "COMPLETED"
 
@@ -164,7 +164,7 @@ async def test_one_of_two_calls_with_the_same_id_attends_the_session(world: Worl
         desk = await front(stack, world, tmp_path)
         begun = [await open_session(desk.context, "Look.", "task", "s", attends=True) for _ in range(2)]
         assert await owner_of(world, "s") == ("", 0)
-        impatient = replace(desk.context, patience=0)
+        impatient = replace(desk.context, hold_timeout=0)
         await claim_session(impatient, begun[0])
         with pytest.raises(ConfigError, match="another process works on it"):
             await claim_session(impatient, begun[1])
@@ -178,7 +178,7 @@ def test_a_session_is_attended_where_it_begins_though_the_answer_to_its_start_wa
                 desk = await front(stack, world, tmp_path)
                 begun = await open_session(desk.context, "Look.", "task", attends=True)
                 made = await claim_session(desk.context, begun)
-                assert (await made.conversation.attend()).state == "COMPLETED"
+                assert (await made.conversation.run_until_parked()).state == "COMPLETED"
                 return [stored.kind for stored in await world.events(session_stream(begun.session))]
 
         kinds = world.run(run())
@@ -199,10 +199,10 @@ async def test_what_another_worker_did_to_a_begun_session_is_read(world: World, 
         begun = await open_session(desk.context, "Look.", "chat", "s")
         other = desk.called("ada").context
         await attend_session(other, "s")
-        await say_to_session(other, "s", "Look again.")
+        await post_message(other, "s", "Look again.")
         made = await claim_session(desk.context, begun)
-        assert made.running.lease.generation == 2
-        await made.conversation.attend()
+        assert made.runtime.lease.generation == 2
+        await made.conversation.run_until_parked()
         assert [stored.kind for stored in await world.events("session:s")].count("session_woken") == 1
         assert made.loop.turn.number == 2
         assert heard(tuple(made.loop.messages)) == ["Look.", "Look again."]
@@ -214,10 +214,10 @@ async def test_what_was_read_of_a_session_is_not_taken_for_what_it_is_later(worl
         begun = await open_session(desk.context, "Look.", "chat", "s")
         await attend_session(desk.called("ada").context, "s")
         made = await claim_session(desk.context, begun)
-        before = await made.running.look_back()
-        await say_to_session(desk.context, "s", "Look again.")
-        await made.conversation.attend()
-        assert await made.running.look_back() == await world.events("session:s") != before
+        before = await made.runtime.load_history()
+        await post_message(desk.context, "s", "Look again.")
+        await made.conversation.run_until_parked()
+        assert await made.runtime.load_history() == await world.events("session:s") != before
 
 
 async def test_a_cap_that_was_set_while_a_session_rested_is_known_when_it_wakes(world: World, tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ async def test_a_cap_that_was_set_while_a_session_rested_is_known_when_it_wakes(
         begun = await open_session(desk.context, "Look.", "chat", "s")
         await attend_session(desk.called("ada").context, "s")
         await world.store.commit(change_cap(Account("session:s", "", "usd"), 1_234_567, "ada", "cap"))
-        await say_to_session(desk.context, "s", "Look again.")
+        await post_message(desk.context, "s", "Look again.")
         made = await claim_session(desk.context, begun)
-        await made.conversation.attend()
-        running = made.running
-        assert running.left()[0] == 1_234_567 - running.standing.kept_usd - running.spent_usd
+        await made.conversation.run_until_parked()
+        running = made.runtime
+        assert running.remaining_budget()[0] == 1_234_567 - running.context.kept_usd - running.spent_usd
 
 
 async def test_a_message_that_comes_during_the_only_turn_of_a_task_is_answered(bench: Bench) -> None:
@@ -365,7 +365,7 @@ async def test_what_is_hidden_from_models_is_salted_by_the_hash_of_the_first_eve
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, f"{THINKS}anonymize: {{enabled: true}}\n")
         begun = await open_session(desk.context, "Look.", "task", attends=True)
-        hidden = (await claim_session(desk.context, begun)).running.standing.anonymize
+        hidden = (await claim_session(desk.context, begun)).runtime.context.anonymize
         first = (await world.events(session_stream(begun.session)))[0]
         assert hidden is not None
         assert hidden.salt == first.hash.hex()

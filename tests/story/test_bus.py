@@ -57,7 +57,7 @@ class Room:
     async def write(self, session: str, count: int) -> None:
         event, lease = MessageAdded(turn=1, reason="repetition"), self.leases[session]
         for _ in range(count):
-            write = Write(session_stream(session), self.world.ids.new(), lambda _: [Draft(event)], lease=lease)
+            write = Write(session_stream(session), self.world.ids.make(), lambda _: [Draft(event)], lease=lease)
             await self.world.journal.commit(write)
 
     async def everything(self) -> set[tuple[str, int]]:
@@ -119,7 +119,7 @@ async def test_two_listeners_are_both_given_every_event_once_and_in_order(room: 
 
 async def test_a_stalled_listener_is_told_of_a_gap_and_nobody_waits_for_it(room: Room) -> None:
     await room.begin("a")
-    slow, quick = (listens(room.world, room.bus.listen(most=MOST)) for _ in range(2))
+    slow, quick = (listens(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
     await room.world.advance(SECOND)
     slow.flows.clear()
     for _ in range(60):
@@ -138,7 +138,7 @@ async def test_a_stalled_listener_is_told_of_a_gap_and_nobody_waits_for_it(room:
 async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room) -> None:
     await room.begin("a")
     await room.begin("b")
-    slow = listens(room.world, room.bus.listen({}, most=MOST))
+    slow = listens(room.world, room.bus.listen({}, limit=MOST))
     await room.world.advance(SECOND)
     for _ in range(3):
         slow.flows.clear()
@@ -148,7 +148,7 @@ async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room
         slow.flows.set()
         await room.world.advance(2 * POLLING_INTERVAL)
     assert slow.gaps()
-    again = [news for gap in slow.gaps() async for news in room.bus.missed(gap)]
+    again = [news for gap in slow.gaps() async for news in room.bus.read_missed(gap)]
     given = [*slow.seen(), *((news.stored.stream, news.stored.seq) for news in again)]
     assert len(given) == len(set(given))
     assert set(given) == await room.everything()
@@ -163,7 +163,7 @@ async def test_whoever_comes_back_is_given_all_that_has_come_since(room: Room) -
     await room.write("a", 50)
     await room.begin("b")
     seen = {StreamId(stream): seq for stream, seq in first.seen()}
-    again = listens(room.world, room.bus.listen(seen, most=MOST))
+    again = listens(room.world, room.bus.listen(seen, limit=MOST))
     await room.world.advance(SECOND)
     assert set(first.seen()) | set(again.seen()) == await room.everything()
     assert not set(first.seen()) & set(again.seen())
@@ -171,13 +171,13 @@ async def test_whoever_comes_back_is_given_all_that_has_come_since(room: Room) -
 
 
 async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room) -> None:
-    slow, quick = (listens(room.world, room.bus.listen(most=MOST)) for _ in range(2))
+    slow, quick = (listens(room.world, room.bus.listen(limit=MOST)) for _ in range(2))
     await room.world.advance(SECOND)
-    room.bus.pulse("a", "text", {"text": "first"})
+    room.bus.publish_live("a", "text", {"text": "first"})
     await room.world.advance(SECOND)
     slow.flows.clear()
     for number in range(100):
-        room.bus.pulse("a", "text", {"text": number})
+        room.bus.publish_live("a", "text", {"text": number})
         await room.world.advance(SECOND // 100)
     slow.flows.set()
     await room.world.advance(SECOND)
@@ -192,7 +192,7 @@ async def test_of_pulses_that_are_not_taken_only_the_newest_are_kept(room: Room)
 async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(room: Room) -> None:
     await room.begin("a")
     await room.begin("b")
-    client = listens(room.world, room.bus.listen(most=100))
+    client = listens(room.world, room.bus.listen(limit=100))
     await room.world.advance(SECOND)
     client.flows.clear()
     for session in "aabbaba":
@@ -206,10 +206,10 @@ async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(ro
 
 
 async def test_pulses_reach_only_those_who_listen_at_that_moment(room: Room) -> None:
-    room.bus.pulse("a", "text", {"text": "too early"})
+    room.bus.publish_live("a", "text", {"text": "too early"})
     late = listens(room.world, room.bus.listen())
     await room.world.advance(SECOND)
-    room.bus.pulse("a", "text", {"text": "in time"})
+    room.bus.publish_live("a", "text", {"text": "in time"})
     await room.world.advance(SECOND)
     assert [pulse.values for pulse in late.pulses()] == [{"text": "in time"}]
 
@@ -253,16 +253,16 @@ async def test_of_a_session_that_runs_here_the_store_is_not_asked_for_its_kind(r
     (stored,) = await room.world.events(session_stream("a"))
     turn = msgspec.structs.replace(stored, kind=TurnStarted.KIND, event=TurnStarted(turn=1))
     bus = Bus(cast("Store", None), room.world.clock)
-    bus.learn(SessionRow("a", kind="autonomous", started_at=1))
-    assert (await bus.named(turn)).name == "autonomy:turn_started"
+    bus.remember_session(SessionRow("a", kind="autonomous", started_at=1))
+    assert (await bus.name_event(turn)).name == "autonomy:turn_started"
 
 
 async def test_what_an_inbox_says_before_its_session_starts_tells_nothing_of_its_kind(room: Room) -> None:
-    room.bus.learn(SessionRow("a"))
+    room.bus.remember_session(SessionRow("a"))
     await room.begin("a")
     (stored,) = await room.world.events(session_stream("a"))
     turn = msgspec.structs.replace(stored, kind=TurnStarted.KIND, event=TurnStarted(turn=1))
-    assert (await room.bus.named(turn)).name == "autonomy:turn_started"
+    assert (await room.bus.name_event(turn)).name == "autonomy:turn_started"
 
 
 DESK = """
@@ -297,7 +297,7 @@ async def test_an_agent_that_runs_by_itself_is_told_of_under_all_seven_names(wor
     folder = fleet.agent("desk", DESK, PRICE, script_yaml=SLEEPS)
     bus = Bus(world.journal, world.clock)
     client = listens(world, bus.listen())
-    fleet.start(folder, pulse=bus.pulse)
+    fleet.start(folder, pulse=bus.publish_live)
     await world.advance(15 * MINUTE)
     names = {item.name for item in client.taken if isinstance(item, FeedEvent | LiveUpdate)}
     assert names >= {

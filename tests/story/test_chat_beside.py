@@ -10,7 +10,7 @@ from halter.core.ids import WorkerId, inbox_stream
 from halter.core.ports import read_body
 from halter.core.text import from_body
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.sessions import attend_session, begin_session, say_to_session
+from halter.runtime.sessions import attend_session, begin_session, post_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
@@ -103,7 +103,7 @@ async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_pat
     context = await beside(fleet)
     chat = await begin_session(context, "What is the price?", "chat")
     await attend_session(context, chat)
-    await say_to_session(context, chat, "And the price now?")
+    await post_message(context, chat, "And the price now?")
     await attend_session(context, chat)
     await world.advance(MINUTE)
     told = [from_body(stored.body or b"") for stored in await world.events(inbox_stream("desk-1"))]

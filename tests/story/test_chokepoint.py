@@ -27,7 +27,7 @@ from halter.guard.judge import (
     list_call_rows,
     list_halt_rows,
 )
-from halter.guard.tool_door import Answer, NeedsPerson, ToolAction, ToolDoor
+from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
 from halter.state import lifecycle
 from halter.testing.world import World
 
@@ -84,7 +84,7 @@ class Desk:
 
     async def calls(self, tool: Deed, asked: CallRequest, attempt: int = 0) -> Any:
         return await self.door.guarded_tool_call(
-            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
+            self.lease, asked, ToolExecution(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
         )
 
     async def kinds(self) -> list[str]:
@@ -205,7 +205,7 @@ def asks_for_approval(desk: Desk, digest: str = "d") -> CallRequest:
 async def approved(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
     (open_one,) = await list_pending_decisions(world.store)
     shown = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
-    return bool((await world.store.commit(answer_decision(shown, verdict, "ada", world.ids.new()))).events)
+    return bool((await world.store.commit(answer_decision(shown, verdict, "ada", world.ids.make()))).events)
 
 
 @pytest.mark.parametrize("over", ["ended", "expired", "never made"])
@@ -220,7 +220,7 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
     if over == "expired":
         await world.advance(HOUR)
     need = RequiredApproval("ask-1", "d", b"deed(order=7)", rule="r")
-    assert isinstance(await desk.calls(tool, desk.asks(approval=need)), NeedsPerson)
+    assert isinstance(await desk.calls(tool, desk.asks(approval=need)), ApprovalRequired)
     assert tool.acts == 0
 
 
@@ -235,7 +235,7 @@ async def test_a_call_asks_for_no_money_of_a_day_that_is_over(world: World) -> N
 async def test_an_approved_call_runs_exactly_once(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     asked = asks_for_approval(desk)
-    assert await desk.calls(tool, asked) == NeedsPerson("s.0", "ask-1")
+    assert await desk.calls(tool, asked) == ApprovalRequired("s.0", "ask-1")
     assert tool.acts == 0
     assert await approved(world)
     assert (await desk.calls(tool, asked, attempt=1)).outcome == "ok"

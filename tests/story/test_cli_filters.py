@@ -154,13 +154,13 @@ def test_a_store_that_is_gone_is_not_taken_for_a_beginning(tmp_path: Path, line:
 class TypedAnswers:
     """A person at a terminal who types these lines, one for each question."""
 
-    by_hand = True
+    is_tty = True
 
     def __init__(self, *lines: str) -> None:
         self.lines = [*lines]
         self.asked: list[str] = []
 
-    def waits(self) -> bool:
+    def has_line(self) -> bool:
         return False
 
     def drop(self) -> None:

@@ -251,8 +251,8 @@ async def test_a_hint_is_followed_at_once_and_read_once(tmp_path: Path) -> None:
         while stream != session_stream("a"):
             change = await anext(changes)
             stream = change.stream
-    assert [stored.kind for stored in await follower.all_new(change)] == ["session_started"]
-    assert await follower.all_new(change) == []
+    assert [stored.kind for stored in await follower.read_new(change)] == ["session_started"]
+    assert await follower.read_new(change) == []
     await desk.store.close()
 
 
@@ -276,14 +276,14 @@ async def test_while_nothing_is_new_a_poll_does_not_read_every_stream(tmp_path: 
     store = Counted(desk.store)
     follower = Follower(cast("Any", store), {})
     await desk.start("a")
-    assert [stored.kind for stored in await follower.all_new()] == ["session_started"]
-    assert await follower.grown() == {}
+    assert [stored.kind for stored in await follower.read_new()] == ["session_started"]
+    assert await follower.find_grown() == {}
     store.asked.clear()
-    assert await follower.grown() == {}
+    assert await follower.find_grown() == {}
     assert store.asked == ["extent"]
     await desk.begin("a", "a.1")
-    assert list(await follower.grown()) == [session_stream("a")]
-    assert list(await follower.grown()) == [session_stream("a")], "what was not read yet is still new"
+    assert list(await follower.find_grown()) == [session_stream("a")]
+    assert list(await follower.find_grown()) == [session_stream("a")], "what was not read yet is still new"
     await desk.store.close()
 
 
@@ -334,7 +334,7 @@ async def test_every_event_is_told_on_one_line(scribe: Any) -> None:
     await scribe.guarded("two")
     await scribe.cap(900_000)
     await scribe.hold("two", "two-9", 60_000)
-    events = await Follower(scribe.ground.store, {}).all_new()
+    events = await Follower(scribe.ground.store, {}).read_new()
     lines = [format_event_line(stored) for stored in events]
     assert len(lines) == len({(stored.stream, stored.seq) for stored in events})
     assert not [text for text in lines if "\n" in text or len(text.split()) < 5]

@@ -24,7 +24,7 @@ from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
-from halter.guard.tool_door import NeedsPerson
+from halter.guard.tool_door import ApprovalRequired
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook, resume_playbook
@@ -113,9 +113,9 @@ class Place:
         file = self.agent / "letter.yaml"
         file.write_text(playbook)
         self.answer("trust", str(self.agent))
-        asked: list[NeedsPerson] = []
+        asked: list[ApprovalRequired] = []
 
-        def dies(needed: NeedsPerson, _: State) -> None:
+        def dies(needed: ApprovalRequired, _: State) -> None:
             asked.append(needed)
             raise Died
 

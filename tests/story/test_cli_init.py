@@ -54,7 +54,7 @@ def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path
     assert said.stdout.startswith(f"night-watch is in {folder}: agent.yaml, AGENTS.md, tools.py. Its code is trusted")
     assert f"  halter run '{folder}' \"hello\"\n  halter chat '{folder}'\n" in said.stdout
     assert trust.is_trusted(folder, digest_folder(folder))
-    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).mind
+    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
     assert (mind.model, len(mind.reflex) > 0, mind.instructions != "") == ("reflex:rules", True, True)
     playbook = tmp_path / "count.yaml"
     playbook.write_text('- {call: days_between, with: {first: "2026-01-01", last: "2026-12-31"}}\n')
@@ -87,7 +87,10 @@ def test_a_model_of_any_provider_can_be_named(
     assert made["next"][0].startswith(next_command)
     assert len(made["next"]) == 2
     agent = read_agent(folder)
-    assert (resolve_policy(FleetConfig(), agent).name, resolve_agent(FleetConfig(), agent, folder).mind.model) == (
+    assert (
+        resolve_policy(FleetConfig(), agent).name,
+        resolve_agent(FleetConfig(), agent, folder).model_settings.model,
+    ) == (
         "2026",
         canonical,
     )
@@ -169,7 +172,7 @@ def test_any_name_and_model_is_written_so_that_it_is_read_again(
     if not model.strip() or model != model.strip() or not model.isprintable() or provider in {"scripted", "reflex"}:
         return
     agent = parse_agent(load_bytes(render_starter_files(name, said)["agent.yaml"].encode(), "agent.yaml"))
-    assert (agent.spec.name, resolve_agent(FleetConfig(), agent, tmp_path).mind.model) == (name, said)
+    assert (agent.spec.name, resolve_agent(FleetConfig(), agent, tmp_path).model_settings.model) == (name, said)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from halter.core.clock import MINUTE
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
 from halter.guard.halts import switch_on
-from halter.operations.desk import Desk, Who
-from halter.operations.queries import needs
-from halter.operations.registry import home as read_home
+from halter.operations.desk import Actor, Principal
+from halter.operations.queries import read_needs
+from halter.operations.registry import show_home as read_home
 from halter.operations.status import status
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
@@ -71,8 +71,8 @@ def test_every_face_has_the_same_queue(place: Place) -> None:
     assert len(report) == len(sentences)
     assert all(line.startswith(sentence) for line, sentence in zip(report, sentences, strict=True))
 
-    async def look(desk: Desk) -> None:
-        assert [need.sentence for need in await needs(desk)] == sentences
+    async def look(desk: Actor) -> None:
+        assert [need.sentence for need in await read_needs(desk)] == sentences
         assert [need.sentence for need in (await read_home(desk)).needs_you] == sentences
 
     on_store(place, look)
@@ -80,7 +80,7 @@ def test_every_face_has_the_same_queue(place: Place) -> None:
 
 
 def test_an_agent_is_alive_where_a_process_runs_it(place: Place) -> None:
-    async def look(desk: Desk) -> None:
+    async def look(desk: Actor) -> None:
         app, now = desk.app, desk.app.clock.now()
         about = WorkerInfo(kind="up", host="box", pid=42, started_at=now - MINUTE, agents={"shop": "v1"})
         await app.store.commit(switch_on("shop", "ada", "on"))
@@ -94,9 +94,9 @@ def test_an_agent_is_alive_where_a_process_runs_it(place: Place) -> None:
     on_store(place, look)
 
 
-def on_store(place: Place, job: Callable[[Desk], Awaitable[None]]) -> None:
+def on_store(place: Place, job: Callable[[Actor], Awaitable[None]]) -> None:
     async def main() -> None:
         async with open_runtime(read_settings(place.environ, place.home), environ=place.environ) as app:
-            await job(Desk(app, Who("ada")))
+            await job(Actor(app, Principal("ada")))
 
     asyncio.run(main())

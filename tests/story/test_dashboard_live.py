@@ -19,7 +19,7 @@ from halter.testing.world import World
 
 def page(world: World, live: LiveFeed, seen: list[tuple[int, FeedChanges]]) -> asyncio.Task[None]:
     async def look() -> None:
-        async with aclosing(live.grown()) as grown:
+        async with aclosing(live.changes()) as grown:
             async for each in grown:
                 seen.append((world.now, each))  # noqa: PERF401  what was seen so far counts
 
@@ -35,7 +35,7 @@ async def test_a_page_is_told_which_streams_grew_and_no_more_often_than_it_can_b
         await world.start(f"s{number}")
         await world.advance(SECOND // 100)
     await world.advance(SECOND)
-    moments = [at for at, grown in seen if grown.anything]
+    moments = [at for at, grown in seen if grown.has_news]
     assert {stream for _, grown in seen for stream in grown.streams} >= {f"session:s{number}" for number in range(40)}
     assert all(later - before >= MIN_REFRESH_INTERVAL for before, later in pairwise(moments))
     looking.cancel()
@@ -47,7 +47,7 @@ async def test_a_page_is_told_from_time_to_time_that_what_it_shows_is_older(worl
     looking = page(world, live, seen)
     await world.advance(3 * MAX_REFRESH_INTERVAL)
     assert len(seen) >= 2
-    assert not any(grown.anything for _, grown in seen)
+    assert not any(grown.has_news for _, grown in seen)
     looking.cancel()
 
 
@@ -66,18 +66,18 @@ async def test_nothing_listens_any_more_when_the_last_page_is_gone(world: World)
 
 async def test_a_page_that_takes_nothing_costs_a_set_of_names_and_is_told_that_all_may_be_new(world: World) -> None:
     live = LiveFeed(Bus(world.journal, world.clock), world.clock)
-    with live.ear() as stalled:
+    with live.listen() as stalled:
         await world.advance(0)
         for number in range(MAX_NAMED_STREAMS + 50):
             await world.start(f"s{number}")
         await world.advance(SECOND)
-        assert stalled.take() == FeedChanges(everything=True)
-        assert stalled.take() == FeedChanges()
+        assert stalled.drain() == FeedChanges(everything=True)
+        assert stalled.drain() == FeedChanges()
 
 
 def test_an_ear_that_was_told_of_everything_keeps_no_names() -> None:
     ear = PageListener()
-    ear.hear_everything()
-    assert ear.news.is_set()
-    assert ear.take().anything
-    assert not ear.news.is_set()
+    ear.mark_all_changed()
+    assert ear.has_news.is_set()
+    assert ear.drain().has_news
+    assert not ear.has_news.is_set()

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from halter.core.ids import Digest
 from halter.core.ports import Store
 from halter.runtime.agent_context import GOOD_FOR
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter.testing.world import World
 from tests.story.fronts import front
 
 
-class Counted(Relay):
+class Counted(StoreProxy):
     """A store that counts what is put into it."""
 
     def __init__(self, store: Store) -> None:

@@ -140,7 +140,7 @@ async def test_who_was_given_a_task_answers_with_what_the_other_found(world: Wor
         assert done == ForwardedMessage(done.routed, told=True)
         came, _ = await attend_session(desk.context, "task")
         assert came.state == "COMPLETED"
-        (prompt,) = desk.context.models.named("scripted:script").asked  # type: ignore[attr-defined]
+        (prompt,) = desk.context.models.get("scripted:script").asked  # type: ignore[attr-defined]
         said = [part.text for message in prompt.messages for part in message.parts]
         assert "@scout check the mail" in said
         assert any("The mail is empty." in text for text in said)
@@ -165,7 +165,7 @@ async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(worl
         held = (await budget(world, "chat")).held
         assert held == (await budget(world, child)).cap
         (came,) = [came async for came in resume_delegation(desk.context, "chat", NO_OBSERVER, lambda _, __: None)]
-        assert (came.session, came.words, came.ok) == (child, "All is well.", True)
+        assert (came.session, came.text, came.ok) == (child, "All is well.", True)
         assert (await budget(world, "chat")).held == 0
 
 

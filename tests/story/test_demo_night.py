@@ -35,7 +35,7 @@ from halter.demo.night import (
     summarize_incident,
     write_handbook,
 )
-from halter.demo.place import DemoFolder, keep_night
+from halter.demo.place import DemoFolder, record_night
 from halter.journal.sqlite import open_read_only
 
 NAMES = [scene.name for scene in SCENES]
@@ -96,7 +96,7 @@ def short(scene: Scene) -> Scene:
 
 def test_the_night_that_is_kept_has_the_same_figures_and_lies_before_now(tmp_path: Path) -> None:
     place, now = DemoFolder(tmp_path / "demo"), NIGHT_START + 100 * DAY - 10 * HOUR
-    with keep_night(place, "ada", now) as record:
+    with record_night(place, "ada", now) as record:
         assert record is not None
         idle, parallel = (play_incident(scene, lambda _: None, record) for scene in (short(IDLE), PARALLEL))
         assert not place.store.exists()
@@ -114,11 +114,11 @@ def test_the_night_that_is_kept_has_the_same_figures_and_lies_before_now(tmp_pat
 
 def test_a_night_that_was_interrupted_is_not_kept_and_a_store_that_is_there_is_left_alone(tmp_path: Path) -> None:
     place = DemoFolder(tmp_path / "demo")
-    with pytest.raises(KeyboardInterrupt), keep_night(place, "ada", NIGHT_START + DAY):
+    with pytest.raises(KeyboardInterrupt), record_night(place, "ada", NIGHT_START + DAY):
         raise KeyboardInterrupt
     assert list(place.root.iterdir()) == []
     place.store.write_text("something else")
-    with keep_night(place, "ada", NIGHT_START + DAY) as record:
+    with record_night(place, "ada", NIGHT_START + DAY) as record:
         assert record is None
     assert place.store.read_text() == "something else"
 

@@ -37,7 +37,7 @@ from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, 
 from halter.guard.ledger import Ledger
 from halter.operations import artifacts, control, decisions, fleet, money, queries
 from halter.operations.decisions import ApprovalTerms, waiting
-from halter.operations.desk import ROLES, Desk, Role, Who
+from halter.operations.desk import ROLES, Actor, Principal, Role
 from halter.operations.fleet import workers
 from halter.operations.queries import AuditFilter
 from halter.runtime.runtime import Runtime
@@ -61,8 +61,8 @@ class Office:
         clock = SystemClock() if ground.url.startswith("postgresql:") else ground
         self.app = Runtime(settings, clock, ground, ground.store, ground.checkpointer, Ledger(ground.store, ground), {})
 
-    def desk(self, role: Role = "admin", *agents: str, name: str = "bea") -> Desk:
-        return Desk(self.app, Who(name, role, agents))
+    def desk(self, role: Role = "admin", *agents: str, name: str = "bea") -> Actor:
+        return Actor(self.app, Principal(name, role, agents))
 
     async def write(self, stream: StreamId, event: AnyEvent, *rows: Any, owner: str = "") -> None:
         lease = self.scribe.leases[owner] if owner else None
@@ -139,7 +139,7 @@ async def office(make_scribe: Any, tmp_path: Path) -> AsyncGenerator[Office]:
     await made.ground.store.close()
 
 
-async def everything(desk: Desk) -> dict[str, Any]:
+async def everything(desk: Actor) -> dict[str, Any]:
     """All that can be listed."""
     now = await desk.app.store.now()
     return {
@@ -152,7 +152,7 @@ async def everything(desk: Desk) -> dict[str, Any]:
         "budgets": await money.budgets(desk, everything=True),
         "halts": await control.halts_now(desk),
         "workers": await workers(desk),
-        "agents": sorted(await control.known_agents(desk)),
+        "agents": sorted(await control.list_known_agents(desk)),
         "plans": await fleet.plans(desk),
         "findings": await artifacts.findings(desk),
         "proposals": await artifacts.proposals(desk),
@@ -180,7 +180,7 @@ async def test_what_all_agents_spent_together_is_not_told_to_who_sees_only_some(
     assert not [cap for cap in (await queries.report(office.desk("admin", "mine"), 0)).caps if cap.scope == "fleet"]
 
 
-READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
+READS: dict[str, Callable[[Actor], Awaitable[Any]]] = {
     "session": lambda desk: desk.session("theirs-1"),
     "by its beginning": lambda desk: replace(desk, short_ids=True).session("theirs"),
     "sessions": lambda desk: queries.sessions(desk, "theirs"),
@@ -193,7 +193,7 @@ READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
     "sensors": lambda desk: queries.sensors(desk, "theirs-1"),
 }
 
-DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
+DEEDS: dict[str, tuple[Role, Callable[[Actor, str], Awaitable[Any]]]] = {
     "approve": ("approver", lambda desk, agent: decisions.approve(desk, f"{agent}-asks", ApprovalTerms())),
     "approve together": (
         "approver",
@@ -207,10 +207,10 @@ DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
     "keep": ("approver", lambda desk, agent: artifacts.settle(desk, f"{agent}-found", "kept", "findings")),
     "dismiss": ("approver", lambda desk, agent: artifacts.settle(desk, f"{agent}-memory", "dismissed", "proposals")),
     "resume": ("operator", lambda desk, agent: control.resume(desk, f"trigger:{agent}/hook")),
-    "cancel": ("operator", lambda desk, agent: control.cancel(desk, f"{agent}-1", patience=0)),
+    "cancel": ("operator", lambda desk, agent: control.cancel(desk, f"{agent}-1", max_wait=0)),
     "switch on": ("operator", lambda desk, agent: control.switch(desk, agent, on=True)),
     "switch off": ("operator", lambda desk, agent: control.switch(desk, agent, on=False)),
-    "tell": ("operator", lambda desk, agent: control.tell(desk, f"{agent}-1", "Go on.")),
+    "tell": ("operator", lambda desk, agent: control.send_message(desk, f"{agent}-1", "Go on.")),
     "raise": ("operator", lambda desk, agent: money.set_cap(desk, "raise", f"agent:{agent}", "0.095")),
     "lower": ("operator", lambda desk, agent: money.set_cap(desk, "lower", f"session:{agent}-1", "0.04")),
     "end a rule": ("operator", lambda desk, agent: decisions.end(desk, f"{agent}-rule")),
@@ -328,7 +328,7 @@ async def test_a_cap_by_the_hour_and_by_the_day_is_named_by_the_windows_of_now(o
     assert (await money.set_cap(office.desk(), "raise", "agent:mine", "9", hour)).window == hour
 
 
-FOR_ALL: dict[str, Callable[[Desk], Awaitable[Any]]] = {
+FOR_ALL: dict[str, Callable[[Actor], Awaitable[Any]]] = {
     "halt": lambda desk: control.halt(desk, "fleet"),
     "resume": lambda desk: control.resume(desk, "fleet"),
     "cap": lambda desk: money.set_cap(desk, "lower", "fleet", "0.1"),
@@ -401,12 +401,12 @@ async def test_a_name_that_is_not_known_is_missing_and_halts_nothing(office: Off
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
 async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, text: str) -> None:
     with pytest.raises(NotDone, match="Say something"):
-        await control.tell(office.desk(), "mine-1", text)
+        await control.send_message(office.desk(), "mine-1", text)
 
 
 async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
     told = msgspec.structs.replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
-    await control.tell(Desk(told, Who("bea")), "mine-1", "The word is made-up-but-long-4711.")
+    await control.send_message(Actor(told, Principal("bea")), "mine-1", "The word is made-up-but-long-4711.")
     (stored,) = await office.ground.store.read(inbox_stream("mine-1"))
     assert stored.body is not None
     assert b"The word is" in stored.body

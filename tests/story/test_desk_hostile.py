@@ -12,12 +12,12 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.operations import artifacts, decisions
 from halter.operations.decisions import ApprovalTerms
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]
 
-NAMED: dict[str, Callable[[Desk], Awaitable[Any]]] = {
+NAMED: dict[str, Callable[[Actor], Awaitable[Any]]] = {
     "approve": lambda desk: decisions.approve(desk, "mine-a", ApprovalTerms()),
     "deny": lambda desk: decisions.deny(desk, "mine-a"),
     "settle": lambda desk: artifacts.settle(desk, "mine-f", "kept", "findings"),

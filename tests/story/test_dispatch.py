@@ -14,7 +14,13 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, Store, Ticket
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.dispatcher import CLAIMED_AT_ONCE, AttendLease, DistributedDispatcher, Sessions, quarantine_session
+from halter.dispatch.dispatcher import (
+    CLAIMED_AT_ONCE,
+    AttendLease,
+    DistributedDispatcher,
+    RunningSessions,
+    quarantine_session,
+)
 from halter.dispatch.heartbeat import keep_leases
 from halter.runtime.supervisor import turn_on
 from halter.runtime.worker import MAX_TAKEOVERS
@@ -75,7 +81,7 @@ async def works(
     """Be a process that runs the sessions of some agents."""
     store: Store = world.store.patient(world.clock)
     async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
-        sessions = Sessions(store, world.clock, WorkerId(worker), attend)
+        sessions = RunningSessions(store, world.clock, WorkerId(worker), attend)
         await dispatcher(world, sessions, tuple(agents), together).run()
 
 
@@ -374,16 +380,16 @@ async def test_processes_that_die_over_a_session_again_and_again_are_noticed(wor
 class Late:
     """A queue that hands a ticket to somebody who was just told to end."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: RunningSessions) -> None:
         self._sessions = sessions
         self.tickets: list[Ticket] = []
         self._came = asyncio.Event()
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         self.tickets += tickets
         self._came.set()
 
-    async def hand_out(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
+    async def serve(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
         await self._came.wait()
         self._sessions.closing.set()
         await serve(self.tickets[0])
@@ -393,13 +399,13 @@ async def test_what_comes_to_a_worker_that_is_about_to_end_is_offered_to_others_
     attends = Sleeper(world, takes=MINUTE)
     await begin(world, "desk-1")
     await begin(world, "desk-2")
-    sessions = Sessions(world.journal, world.clock, WorkerId("ends"), attends)
-    sessions.room_elsewhere = 1
+    sessions = RunningSessions(world.journal, world.clock, WorkerId("ends"), attends)
+    sessions.remote_capacity = 1
     queue = Late(sessions)
     world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     await world.advance(5 * SECOND)
     assert len(attends.attended) == 1
-    assert (await world.journal.offer(10, {"desk": None}, queue.put)).tickets == tuple(queue.tickets[:1])
+    assert (await world.journal.offer(10, {"desk": None}, queue.enqueue)).tickets == tuple(queue.tickets[:1])
 
 
 class Noted:
@@ -408,10 +414,10 @@ class Noted:
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         self.tickets += tickets
 
-    async def hand_out(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
+    async def serve(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
         await asyncio.Event().wait()
 
 
@@ -419,8 +425,8 @@ class Noted:
 async def test_a_worker_without_room_offers_what_is_due_to_those_that_have_some(world: World, elsewhere: int) -> None:
     for number in range(5):
         await begin(world, f"desk-{number}")
-    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
-    sessions.room_elsewhere, queue = elsewhere, Noted()
+    sessions = RunningSessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.remote_capacity, queue = elsewhere, Noted()
     world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     await world.advance(10 * SECOND)
     assert len(queue.tickets) == elsewhere
@@ -430,8 +436,8 @@ async def test_a_worker_without_room_offers_what_is_due_to_those_that_have_some(
 async def test_room_elsewhere_is_offered_once_though_its_tickets_come_to_nothing(world: World) -> None:
     for number in range(5):
         await begin(world, f"desk-{number}")
-    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
-    sessions.room_elsewhere, queue = 2, Noted()
+    sessions = RunningSessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.remote_capacity, queue = 2, Noted()
     world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     for _ in range(10):
         await world.advance(SECOND)
@@ -443,8 +449,8 @@ async def test_room_elsewhere_is_offered_once_though_its_tickets_come_to_nothing
 async def test_few_tickets_wait_however_much_room_there_is_elsewhere(world: World) -> None:
     for number in range(3 * CLAIMED_AT_ONCE):
         await begin(world, f"desk-{number}")
-    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
-    sessions.room_elsewhere, queue = 2 * CLAIMED_AT_ONCE, Noted()
+    sessions = RunningSessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.remote_capacity, queue = 2 * CLAIMED_AT_ONCE, Noted()
     world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     await world.advance(3 * SECOND)
     assert len(queue.tickets) == CLAIMED_AT_ONCE
@@ -459,8 +465,8 @@ async def test_a_ticket_waits_until_there_is_room_for_its_session(world: World) 
     for number in range(2):
         await begin(world, f"desk-{number}")
     tickets = SharedTickets()
-    sessions = Sessions(world.journal, world.clock, WorkerId("full"), attends)
-    sessions.room_elsewhere, queue = 1, LocalTicketQueue(tickets, {"desk": "1"})
+    sessions = RunningSessions(world.journal, world.clock, WorkerId("full"), attends)
+    sessions.remote_capacity, queue = 1, LocalTicketQueue(tickets, {"desk": "1"})
     world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     await world.advance(25 * SECOND)
     assert (len(attends.attended), attends.most_inside["all"]) == (2, 1)
@@ -471,7 +477,7 @@ async def test_workers_that_look_at_the_same_moment_share_what_is_due(world: Wor
     for number in range(4 * CLAIMED_AT_ONCE):
         await begin(world, f"desk-{number}")
     for name, attend in attends.items():
-        sessions = Sessions(world.journal, world.clock, WorkerId(name), attend)
+        sessions = RunningSessions(world.journal, world.clock, WorkerId(name), attend)
         world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, Noted()).run())
     await world.advance(SECOND)
     assert sum(len(attend.attended) for attend in attends.values()) == 4 * CLAIMED_AT_ONCE
@@ -497,15 +503,15 @@ async def test_what_is_being_claimed_takes_up_room(world: World) -> None:
     for number in range(3):
         await begin(world, f"desk-{number}")
     store = SlowClaims(world.journal)
-    sessions = Sessions(cast("Store", store), world.clock, WorkerId("one"), Sleeper(world, takes=MINUTE))
+    sessions = RunningSessions(cast("Store", store), world.clock, WorkerId("one"), Sleeper(world, takes=MINUTE))
     claimed = asyncio.create_task(sessions.claim(2, {"desk": None}))
     await world.advance(SECOND)
-    assert sessions.room(5) == 3
+    assert sessions.capacity(5) == 3
     fetched = asyncio.create_task(sessions.fetch(SessionId("desk-2")))
     await world.advance(SECOND)
-    assert sessions.room(5) == 2
+    assert sessions.capacity(5) == 2
     store.go_on.set()
     await world.advance(SECOND)
     assert (await claimed, (await fetched) is not None) == (2, True)
-    assert (sessions.room(5), sessions.awake) == (2, 3)
+    assert (sessions.capacity(5), sessions.count_running) == (2, 3)
     await sessions.stop()

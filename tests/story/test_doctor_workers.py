@@ -187,7 +187,7 @@ def test_on_postgresql_tickets_that_pile_up_are_found(doctor: Doctor, postgres_s
     async def offered(app: Runtime) -> None:
         waiting = ProcrastinateQueue(url, app.clock, {"watch": "1"})
         with psycopg.connect(*connected(url)) as connection:
-            waiting.put(connection, [Ticket(SessionId(f"watch-{number}"), "watch", 0) for number in range(3)])
+            waiting.enqueue(connection, [Ticket(SessionId(f"watch-{number}"), "watch", 0) for number in range(3)])
 
     seed(doctor, url, offered)
     assert doctor.looks("--store", url)["queue"] == ("ok", "3 tickets in the queue, none of them old.")

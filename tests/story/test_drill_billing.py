@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from halter_drills.billing import LISTED, UNKNOWN, BillingCase, bill, compared, events, planned, run_cases
+from halter_drills.billing import LISTED, UNKNOWN, BillingCase, bill, compare, events, plan_cases, run_cases
 from halter_drills.checker import RecordedEvent, StoreContents
 from halter_drills.drill import Setting
 
@@ -37,11 +37,11 @@ def test_the_two_books_are_compared_case_by_case(
     changed: Any, ledger: Any, found: StoreContents, sentence: str
 ) -> None:
     case = BillingCase(**{"number": 7, "wire": "openai", "act": "answers", "model": "paid:openai", **changed})
-    assert [each.removeprefix(f"{case}: ") for each in compared([case], ledger, found)] == [sentence] * bool(sentence)
+    assert [each.removeprefix(f"{case}: ") for each in compare([case], ledger, found)] == [sentence] * bool(sentence)
 
 
 def test_a_stream_is_cut_at_every_event_of_every_wire_and_each_is_billed_in_full() -> None:
-    cases = planned()
+    cases = plan_cases()
     for wire in ("openai", "anthropic", "google"):
         cut = {case.after for case in cases if (case.wire, case.act) == (wire, "cuts")}
         assert cut == set(range(len(events(wire, "each"))))
@@ -53,7 +53,7 @@ def test_a_stream_is_cut_at_every_event_of_every_wire_and_each_is_billed_in_full
 def test_each_tooth_of_the_drill_bites_by_itself(tooth: str) -> None:
     chosen = [
         case
-        for case in planned()
+        for case in plan_cases()
         if (case.model in (*LISTED, *UNKNOWN) if tooth == "price by address" else case.reports == "each" and case.after)
     ]
     bitten = run_cases(Setting(teeth=True), chosen)

@@ -14,7 +14,7 @@ from halter.cli import build
 from halter.testing.postgres import throwaway_cluster
 from halter_drills import DRILLS, find
 from halter_drills.children import children
-from halter_drills.drill import DrillBroken, Setting, in_words, own_store
+from halter_drills.drill import DrillBroken, Setting, own_store, translate_errors
 from halter_drills.inject.attacks import load_attacks
 from halter_drills.race import spend_in_folders
 from halter_drills.zombie import TOGETHER
@@ -235,7 +235,7 @@ def test_a_server_that_restarts_ends_a_drill_in_a_sentence_and_its_schema_goes()
                 cluster.stop_hard()
                 beside.submit(cluster.start)
 
-        with pytest.raises(DrillBroken, match=r"^The drill ended early, and so proves nothing"), in_words():
+        with pytest.raises(DrillBroken, match=r"^The drill ended early, and so proves nothing"), translate_errors():
             find("tamper").run(Setting(cluster.url, 1, progress=restart))
         with psycopg.connect(cluster.url) as connection:
             left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'halter%'").fetchall()

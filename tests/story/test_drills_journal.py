@@ -7,7 +7,7 @@ import pytest
 
 from halter_drills.disk import Image
 from halter_drills.kill import counted, deaths
-from halter_drills.powercut import MOST_BLANK, Recording, drawn, record
+from halter_drills.powercut import MOST_BLANK, Recording, draw_images, record
 from halter_drills.tamper import TAMPERINGS
 
 
@@ -37,7 +37,7 @@ def test_every_commit_of_the_recorded_session_was_acknowledged(recording: Record
 def test_power_is_cut_within_every_commit_and_every_checkpoint(recording: Recording) -> None:
     images = Counter[int]()
     moments, blank = Counter[str](), 0
-    for image in drawn(recording.log, None):
+    for image in draw_images(recording.log, None):
         images[image.written] += 1
         moments[image.moment] += 1
         blank += image.blank
@@ -49,7 +49,7 @@ def test_power_is_cut_within_every_commit_and_every_checkpoint(recording: Record
 
 
 def test_as_many_images_are_drawn_as_are_wanted_from_all_of_the_log(recording: Recording) -> None:
-    images: list[Image] = list(drawn(recording.log, 50))
+    images: list[Image] = list(draw_images(recording.log, 50))
     assert len(images) == 50
     half = len(recording.log.operations) // 2
     assert 15 <= sum(image.point < half for image in images) <= 35

@@ -117,8 +117,8 @@ class Dear(FunctionModel):
 
     name = ModelName("openai", "gpt-5-mini")
 
-    async def ask(self, prompt: Prompt, permit: Any, hear: Any = None) -> Reply:
-        reply = await super().ask(prompt, permit, hear)
+    async def ask(self, prompt: Prompt, permit: Any, on_text: Any = None) -> Reply:
+        reply = await super().ask(prompt, permit, on_text)
         return msgspec.structs.replace(reply, usage=Usage(1_000, 1_000))
 
 

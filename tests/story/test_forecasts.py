@@ -45,7 +45,7 @@ async def foreseen(
     autonomy = replace(agent.pacing.autonomy, enabled=autonomous)
     pacing = replace(agent.pacing, autonomy=autonomy)
     agent = replace(agent, policy=replace(agent.policy, caps=caps), tasks=tasks, pacing=pacing)
-    return await forecast_spending(desk.world.store, agent, agent.place or desk.home, {}, desk.world.now)
+    return await forecast_spending(desk.world.store, agent, agent.source_folder or desk.home, {}, desk.world.now)
 
 
 async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_spends_no_more(
@@ -79,13 +79,13 @@ async def test_watched_folders_cost_nothing_by_the_clock_alone(world: World, tmp
         desk = await front(stack, world, tmp_path)
         unbounded = await foreseen(desk, WIDE, [Watch(name="w")])
         assert (unbounded.night, unbounded.month) == (Forecast(0, None), Forecast(0, None))
-        assert unbounded.told() == [
+        assert unbounded.describe() == [
             "Left alone, it spends nothing: it takes no turns by itself, and has no schedules.",
             "Messages, webhooks and watched folders can add any amount, for no cap bounds it.",
         ]
         bounded = await foreseen(desk, Caps(), [Watch(name="w")])
         assert bounded.night == Forecast(0, 5 * DOLLAR)
-        assert bounded.told()[1] == (
+        assert bounded.describe()[1] == (
             "Messages, webhooks and watched folders can raise that to at most $5.00 and at most $150.00, "
             "what its caps leave."
         )

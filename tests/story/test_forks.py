@@ -24,7 +24,7 @@ from halter.loop.history import LONGEST_RESULT, SessionHistory
 from halter.loop.past import number_calls, read_past
 from halter.models.scripted import ScriptLine
 from halter.operations import control
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from halter.testing.models import FunctionModel
@@ -181,7 +181,7 @@ async def fork_brake(story: Story, at: int | None = None) -> SessionBrake:
     async def body(stored: Stored) -> bytes:
         return stored.body or b""
 
-    await SessionHistory(f"fork{at}", brake=brake).take_in(read, body)
+    await SessionHistory(f"fork{at}", brake=brake).apply(read, body)
     return brake
 
 
@@ -192,7 +192,7 @@ async def test_where_the_words_are_erased_nothing_is_forked_and_an_erased_fork_t
     store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
     await erase_session_bodies(store, [first.session, second.session], "ada")
     brake = Heard()
-    await SessionHistory(second.session, brake=brake).take_in(
+    await SessionHistory(second.session, brake=brake).apply(
         await store.read(session_stream(second.session), 0, 2), lambda stored: read_body(store, stored)
     )
     assert (brake.clean, brake.erased) == (False, 1)
@@ -210,9 +210,9 @@ class Heard(SessionBrake):
     def __init__(self) -> None:
         super().__init__("ask", policy(), {})
 
-    def hear_erased(self) -> None:
+    def mark_erased(self) -> None:
         self.erased += 1
-        super().hear_erased()
+        super().mark_erased()
 
 
 async def test_an_event_that_is_not_there_and_a_session_without_a_word_are_refused(bench: Bench) -> None:
@@ -231,12 +231,12 @@ async def test_only_a_person_who_may_steer_forks(bench: Bench) -> None:
     first = await agent.run("Hello.")
     async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
         with pytest.raises(NotDone, match="takes the role operator"):
-            await control.fork(Desk(app, Who("bob", "approver")), first.session)
+            await control.fork(Actor(app, Principal("bob", "approver")), first.session)
         with pytest.raises(NotDone, match="Only a person may fork a session"):
-            await control.fork(Desk(app, Who("agent:desk", "admin")), first.session)
+            await control.fork(Actor(app, Principal("agent:desk", "admin")), first.session)
         with pytest.raises(NotDone, match="There is no session"):
-            await control.fork(Desk(app, Who("bob", "operator", ("other",))), first.session)
-        made = await control.fork(Desk(app, Who("bob", "operator")), first.session, text="And now?")
+            await control.fork(Actor(app, Principal("bob", "operator", ("other",))), first.session)
+        made = await control.fork(Actor(app, Principal("bob", "operator")), first.session, text="And now?")
         assert (made.session, made.messages) == (first.session, 2)
     with agent.override(model=FunctionModel(lambda prompt: " | ".join(words(prompt)))):
         gone_on = await agent.resume(made.subject)

@@ -293,7 +293,7 @@ async def test_an_agent_without_tools_is_told_of_none_and_asked_once(world: Worl
         assert done.routed.strategy == "DIRECT_RESPONSE"
         await begin_session(desk.context, "Tell me a story about a fox and a goose.", "chat", "chat")
         await attend_session(desk.context, "chat")
-        model = desk.context.models.named("scripted:script")
+        model = desk.context.models.get("scripted:script")
         assert isinstance(model, Scripted)
         (prompt,) = model.asked
         assert prompt.tools == ()

@@ -9,7 +9,7 @@ from halter.config.resolve import REVIEW_PHASES as WALK
 from halter.core.agent_spec import VERBS
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallRefused, CallStarted
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.prepare import Call
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.sessions import begin_session, read_session_row
@@ -109,13 +109,13 @@ async def test_the_guard_refuses_in_the_review_whatever_is_not_granted_there(
     assert office.up is not None
     context = office.up.agents["clerk"].context
     session = await begin_session(context, "Look.", "task", "s")
-    lease = await take_lease(context.store, world.clock, context.worker, session, 0)
+    lease = await acquire_lease(context.store, world.clock, context.worker, session, 0)
     assert lease is not None
     made = await build_live_session(context, await read_session_row(context, "s"), lease)
-    running = made.running
-    await running.take_up()
+    running = made.runtime
+    await running.resume()
     (phase,) = [each for each in WALK if each.name == "ethics_review"]
-    running.standing = msgspec.structs.replace(running.standing, phase=phase)
+    running.context = msgspec.structs.replace(running.context, phase=phase)
     answer = await running.call(Call("s.c1", tool, msgspec.json.encode(ARGUMENTS[tool])))
     assert answer.outcome == ("ok" if tool in GRANTED["ethics_review"] else "tool_not_granted")
     assert await office.calls("s") == [(tool, answer.outcome)]

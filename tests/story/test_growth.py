@@ -122,10 +122,10 @@ async def count_call(desk: Desk, name: str) -> int:
     lease = await desk.begin()
     for _ in range(2):
         assert await desk.calls_tool(lease, name) == "ok"
-    assert await desk.guard.halted(desk.standing) is None
+    assert await desk.guard.find_halt(desk.standing) is None
     with counted() as count:
         assert await desk.calls_tool(lease, name) == "ok"
-        assert await desk.guard.halted(desk.standing) is None
+        assert await desk.guard.find_halt(desk.standing) is None
     return count[0]
 
 

@@ -9,10 +9,10 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.events import CallStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.ports import Draft, Write
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.session import replay
@@ -49,7 +49,7 @@ async def test_a_call_in_doubt_is_repeated_only_as_it_was(
     (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
     tools = {"look": tool(look, level="SAFE", effect="read")}
     answer = await guard.recover(lease, standing, flight, arguments, tools)
-    assert isinstance(answer, Answer if seen else NeedsPerson)
+    assert isinstance(answer, Answer if seen else ApprovalRequired)
     assert looked == seen
 
 
@@ -57,6 +57,6 @@ async def test_a_process_that_ends_in_good_order_lets_the_next_one_go_on_at_once
     await world.start("s")
     first, second = make_worker_id("first", world.ids), make_worker_id("second", world.ids)
     async with keep_leases(world.store, world.clock, first):
-        assert await take_lease(world.store, world.clock, first, SessionId("s"), 0)
-        assert await take_lease(world.store, world.clock, second, SessionId("s"), 0) is None
-    assert await take_lease(world.store, world.clock, second, SessionId("s"), 0)
+        assert await acquire_lease(world.store, world.clock, first, SessionId("s"), 0)
+        assert await acquire_lease(world.store, world.clock, second, SessionId("s"), 0) is None
+    assert await acquire_lease(world.store, world.clock, second, SessionId("s"), 0)

@@ -244,7 +244,7 @@ async def opened(folder: Path, *more: Tool) -> AsyncGenerator[Desk]:
     root.mkdir()
     outside.mkdir()
     (outside / "kept").write_text(KEPT)
-    store = JournalStore(MemoryEngine(now=CLOCK.now, new_id=SortableIds(CLOCK.now).new), inline=True)
+    store = JournalStore(MemoryEngine(now=CLOCK.now, new_id=SortableIds(CLOCK.now).make), inline=True)
     await store.commit(
         lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
     )

@@ -19,7 +19,7 @@ from halter.core.ports import Query
 from halter.core.usage import ModelName
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt
-from halter.guard.tool_door import NeedsPerson
+from halter.guard.tool_door import ApprovalRequired
 from halter.journal.open import open_store
 from halter.models.scripted import Scripted, say
 from tests.processes import live_at
@@ -167,7 +167,7 @@ async def test_predictions_of_a_program_keep_to_the_rate_of_their_model(tmp_path
 
     async with guard, guard.session("wipe") as session:
         asked = [await session.attempt(name, wipe, path=name) for name in ("a", "b")]
-    assert [bool(each.simulation) for each in asked if isinstance(each, NeedsPerson)] == [True, False]
+    assert [bool(each.simulation) for each in asked if isinstance(each, ApprovalRequired)] == [True, False]
     assert len(model.asked) == 1
 
 
@@ -185,12 +185,12 @@ async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decisio
     person = open_store(str(tmp_path / "guard.db"), clock=clock, ids=SortableIds(clock.now))
     async with guard, guard.session("wipe") as session:
         first = await session.attempt("1", wipe, path="a")
-        assert isinstance(first, NeedsPerson)
-        assert isinstance(await session.attempt("1", wipe, path="a"), NeedsPerson)
+        assert isinstance(first, ApprovalRequired)
+        assert isinstance(await session.attempt("1", wipe, path="a"), ApprovalRequired)
         (waiting,) = await list_pending_decisions(person)
         await person.commit(answer_decision(waiting, "approve", "ada", "yes"))
         second = await session.attempt("1", wipe, path="a")
-        assert not isinstance(second, NeedsPerson)
+        assert not isinstance(second, ApprovalRequired)
         again = await session.attempt("1", wipe, path="a")
         assert second == again
         assert acts == ["a"]

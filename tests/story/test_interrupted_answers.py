@@ -21,7 +21,7 @@ from halter.journal.checkpoints import Checkpointer
 from halter.models.scripted import Scripted
 from halter.operations import control
 from halter.operations.decisions import decision_meant
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.runtime.runtime import Runtime
 from halter.settings import Settings
@@ -33,13 +33,13 @@ from tests.story.loops import Story, calls, says
 class Hesitant(Scripted):
     """A model that begins its first answer, and does not come to its end."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        if not self.asked and hear is not None:
-            hear("The report has three parts. " * 40)
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
+        if not self.asked and on_text is not None:
+            on_text("The report has three parts. " * 40)
             permit.use()
             self.asked.append(prompt)
             await self._clock.sleep(600 * SECOND)
-        return await super().ask(prompt, permit, hear)
+        return await super().ask(prompt, permit, on_text)
 
 
 async def interrupted(world: World, story: Story, text: str) -> None:
@@ -122,7 +122,7 @@ async def test_the_question_of_a_session_that_is_over_is_withdrawn(
         await asyncio.gather(asking, return_exceptions=True)
         await world.advance(MINUTE)
         assert len(await list_pending_decisions(world.journal, world.now)) == 1
-    desk = Desk(make_runtime(world, tmp_path), Who("ada"))
+    desk = Actor(make_runtime(world, tmp_path), Principal("ada"))
     world.spawn(control.cancel(desk, "s"))
     await world.advance(2 * MINUTE)
     assert (await world.session("s")).state == "CANCELLED"

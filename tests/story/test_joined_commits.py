@@ -17,7 +17,7 @@ from halter.loop.decide import End, NextTurn, Park, SessionStep
 from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.scripted import Scripted, ScriptLine
-from halter.tasks.conversation import AttendedPace, Inbox, OpenTurn, Pace
+from halter.tasks.conversation import AttendedTurnPolicy, Inbox, OpenTurn, TurnPolicy
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says
@@ -49,9 +49,9 @@ class Curious(Scripted):
         super().__init__(lines, clock, ModelName("scripted", "script"))
         self._look = look
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         await self._look("model")
-        return await super().ask(prompt, permit, hear)
+        return await super().ask(prompt, permit, on_text)
 
 
 async def durable(world: World) -> Sequence[object]:
@@ -88,7 +88,7 @@ async def test_who_watches_is_told_of_nothing_that_is_not_durable(world: World) 
         return lambda _, __: told.append(f"{kind.__name__} {settled(world.store.written, kind)}")
 
     story = Story(world, script(2), kind="task")
-    story.watching = LoopObserver(said=heard(RequestSettled), did=heard(CallSettled))
+    story.watching = LoopObserver(on_text=heard(RequestSettled), on_result=heard(CallSettled))
     await story.run("Look around.")
     assert told == ["RequestSettled 1", "CallSettled 1", "RequestSettled 2", "CallSettled 2", "RequestSettled 3"]
 
@@ -109,7 +109,7 @@ async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World
     assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
 
 
-class Noting(AttendedPace):
+class Noting(AttendedTurnPolicy):
     """A pace that notes what is durable when it is asked for the next turn."""
 
     def __init__(self, loop: TurnLoop, world: World) -> None:
@@ -117,19 +117,19 @@ class Noting(AttendedPace):
         self._world = world
         self.seen: list[int] = []
 
-    async def before(self, news: Inbox) -> OpenTurn | Park | End:
+    async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
         self.seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self._world)))
-        return await super().before(news)
+        return await super().decide_before_turn(inbox)
 
-    async def after(self, then: SessionStep) -> SessionStep:
-        return NextTurn() if len(self.seen) < 3 else then
+    async def decide_after_turn(self, step: SessionStep) -> SessionStep:
+        return NextTurn() if len(self.seen) < 3 else step
 
 
 async def test_what_a_turn_came_to_is_durable_before_anybody_looks_whether_there_is_to_be_another(world: World) -> None:
     paces: list[Noting] = []
 
     class Restless(Story):
-        def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: TurnLoop) -> TurnPolicy:
             paces.append(Noting(loop, self.world))
             return paces[-1]
 
@@ -144,9 +144,9 @@ async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session
     seen: list[int] = []
 
     class Watched(Story):
-        def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: TurnLoop) -> TurnPolicy:
             running.ending = self.stops
-            return AttendedPace(loop)
+            return AttendedTurnPolicy(loop)
 
         async def stops(self) -> None:
             seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self.world)))

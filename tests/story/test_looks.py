@@ -64,7 +64,9 @@ class Place:
         return lease
 
     async def looks(self, lease: Lease, name: str = "price", number: int = 0) -> Answer:
-        answer = await self.doors.look(lease, self.standing, Call(f"s.p{number}", name, b"{}", "sensor"), self.tools)
+        answer = await self.doors.call_read_only(
+            lease, self.standing, Call(f"s.p{number}", name, b"{}", "sensor"), self.tools
+        )
         assert isinstance(answer, Answer)
         return answer
 

@@ -62,7 +62,7 @@ async def test_a_chat_answers_and_waits_for_the_next_message(world: World) -> No
     story = Story(world, [says("Hello."), says("Seven.", when="how much")])
     await story.begin()
     came = await story.says("Hi.")
-    assert (came.state, came.over, came.sentence) == ("WAITING_FOR_INPUT", False, "")
+    assert (came.state, came.has_ended, came.sentence) == ("WAITING_FOR_INPUT", False, "")
     assert (await world.session("s")).state == "WAITING_FOR_INPUT"
     came = await story.says("how much?")
     assert came.state == "WAITING_FOR_INPUT"
@@ -267,7 +267,7 @@ async def test_trouble_ends_the_turn_of_a_chat_and_the_chat_lives(world: World, 
     story = Story(world, [says("Fine now.", when="once more"), *lines], more=more)
     await story.begin()
     came = await story.says("Go.")
-    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
     assert came.sentence
     assert await ends_of_turns(story) == [why]
     assert (await story.says("once more")).sentence == ""

@@ -143,7 +143,7 @@ def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None
             assert (await story.says(text)).sentence == ""
         sound(story)
         again = SessionHistory("s")
-        await again.take_in(await story.events(), lambda stored: read_body(world.journal, stored))
+        await again.apply(await story.events(), lambda stored: read_body(world.journal, stored))
         assert str(tuple(again.transcript.sent[:-1])) == str(without_ending(story.model.asked[-1]))
         return await cuts(story)
 

@@ -16,7 +16,7 @@ from halter.core.money import Account, Spender, make_legs
 from halter.core.ports import Lease
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.ledger import ActualResult, change_cap
 from halter.journal.retention import erase_session_bodies
@@ -51,7 +51,7 @@ class Echoing(Scripted):
         super().__init__((), world.clock, ModelName("scripted", "script"))
         self._texts = iter(texts)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         told = prompt.messages[-1].parts[-1].text
@@ -101,7 +101,7 @@ async def test_a_tool_that_is_called_like_a_verb_cannot_break_its_session(world:
     story = Story(world, [calls(("yield", {"mode": 5})), says("Well.")])
     story.extra = [tool(give, name="yield", level="SAFE", effect="read")]
     came = await story.run("Give way.")
-    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
 
 
 @pytest.mark.parametrize("strategy", ["compact", "sliding_window", "summarize"])
@@ -115,11 +115,11 @@ async def test_a_session_whose_past_was_erased_goes_on_and_loses_nothing_new(
     story.summarizer = Scripted([says("Pages were read.")] * 20, world.clock, ModelName("scripted", "m1"))
     await story.run("Read it all.")
     for _ in range(2):
-        await world.store.commit(lifecycle.reopen_session("s", world.ids.new(), "ada"))
+        await world.store.commit(lifecycle.reopen_session("s", world.ids.make(), "ada"))
         await story.says("Read it all again.")
     assert len((await erase_session_bodies(world.journal, ["s"], "ann", "asked for it")).erased) == 1
     before = await story.kinds()
-    await world.store.commit(lifecycle.reopen_session("s", world.ids.new(), "ada"))
+    await world.store.commit(lifecycle.reopen_session("s", world.ids.make(), "ada"))
     assert (await story.says("Read on.")).state == "COMPLETED"
     await same_again(world, story)
     assert {"context_cut", "message_added"} <= {*(await story.kinds())[len(before) :]}
@@ -186,7 +186,7 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     """Let another session of the same agent hold money."""
     store = world.store.patient(world.clock)
     await world.start("other", agent="desk")
-    lease = await take_lease(store, world.clock, make_worker_id("other", world.ids), SessionId("other"), SECOND)
+    lease = await acquire_lease(store, world.clock, make_worker_id("other", world.ids), SessionId("other"), SECOND)
     assert lease is not None
     where = make_legs(story.standing().caps, Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)

@@ -184,7 +184,7 @@ class Texting(Scripted):
         self.nonces: list[str] = []
         self._answers = list(answers)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         ending = prompt.messages[-1].parts[-1]

@@ -198,7 +198,7 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
     assert {park.state for park in parks} == {"SLEEPING"}
     assert "wrap_up" not in story.told()
     again = SessionHistory("s")
-    await again.take_in(await story.events(), lambda stored: read_body(world.journal, stored))
+    await again.apply(await story.events(), lambda stored: read_body(world.journal, stored))
     assert (again.turn.capped, again.turn.refusal) == (False, "")
 
 

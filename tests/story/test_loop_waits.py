@@ -59,7 +59,7 @@ async def test_a_question_to_the_person_is_answered_by_their_next_message(world:
     lines = [calls(("ask_user", {"question": "Which one?"})), says("The red one, then.", when="red")]
     story = Story(world, lines, kind=kind)
     came = await story.run("Paint it.")
-    assert (came.state, came.over) == ("WAITING_FOR_INPUT", False)
+    assert (came.state, came.has_ended) == ("WAITING_FOR_INPUT", False)
     assert [park.wake_at for park in await parks(story)] == [None]
     came = await story.says("red")
     assert came.state == {"chat": "WAITING_FOR_INPUT", "task": "COMPLETED", "autonomous": "SLEEPING"}[kind]
@@ -315,9 +315,9 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
     for nap in (HOUR, DAY):
         # As after a breakdown: the process has the session still, and begins anew with it.
         running = SessionRuntime(world.store, world.clock, guard, lease, story.standing(), {})
-        await running.take_up()
+        await running.resume()
         assert await running.park("SLEEPING", 0, world.now + nap, resident=True)
-        await running.wake()
+        await running.resume_parked()
     assert [park.wake_at for park in await parks(story)] == [world.now + HOUR, world.now + DAY]
     assert (await story.kinds()).count("session_woken") == 2
 
@@ -331,13 +331,13 @@ async def test_a_call_made_beside_a_session_that_is_taken_up_is_not_taken_for_on
     running = SessionRuntime(world.store, world.clock, guard, lease, story.standing(), tools)
 
     async def sense() -> Outcome:
-        await running.until_looked_back()
+        await running.wait_until_recovered()
         return (await running.call(Call("s.beside", "slow", b"{}"))).outcome
 
     beside = asyncio.create_task(sense())
     await world.advance(SECOND // 50)
     assert story.desk.together == 0
-    await running.take_up()
+    await running.resume()
     await world.advance(2 * SECOND)
     assert (await beside, story.desk.most_together) == ("ok", 1)
     assert (await story.kinds()).count("call_settled") == 1

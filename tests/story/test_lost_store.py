@@ -324,7 +324,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     """Make one call in a process that does not wait for locks as long as others do."""
     clock = Impatient()
     ids = SortableIds(clock.now)
-    store = JournalStore(PostgresEngine(server.url, new_id=ids.new, patience="500ms"))
+    store = JournalStore(PostgresEngine(server.url, new_id=ids.make, patience="500ms"))
     settings = read_settings({}, server.home, server.url)
     app = Runtime(settings, clock, ids, store, cast("Any", None), Ledger(store, clock), {}, StoreProblem(tell))
     await store.commit(

@@ -20,14 +20,14 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt
 from halter.guard.model_door import FailedRequest, ModelRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
 from halter.tools.function_tool import tool
-from halter_drills.workload import begun, policy_of, standing_of
+from halter_drills.workload import begin_session, policy_of, standing_of
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
 POLICY = policy_of()
@@ -60,10 +60,10 @@ class Desk:
         self.doors = GuardRuntime(world.store, world.clock, redact=redact, secrets=secrets, prices=Prices())
         self._numbers = itertools.count(1)
 
-    async def call(self, name: str, **arguments: Any) -> Answer | NeedsPerson:
+    async def call(self, name: str, **arguments: Any) -> Answer | ApprovalRequired:
         call = Call(f"s.{next(self._numbers)}", name, msgspec.json.encode(arguments))
         answer = await self.doors.call(self.lease, self.standing, call, TOOLS)
-        assert isinstance(answer, Answer | NeedsPerson)
+        assert isinstance(answer, Answer | ApprovalRequired)
         return answer
 
     async def written(self) -> bytes:
@@ -73,7 +73,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(world: World) -> Desk:
-    return Desk(world, await begun(world.store, WorkerId("w"), "s", POLICY))
+    return Desk(world, await begin_session(world.store, WorkerId("w"), "s", POLICY))
 
 
 def hidden(text: str | bytes) -> bool:
@@ -99,7 +99,7 @@ async def test_a_secret_in_the_name_of_an_argument_is_in_no_record(desk: Desk) -
 
 
 async def test_a_secret_in_the_reasons_for_asking_a_person_is_in_no_record(desk: Desk) -> None:
-    assert isinstance(await desk.call("write_file", path=f"/etc/{SECRET}"), NeedsPerson)
+    assert isinstance(await desk.call("write_file", path=f"/etc/{SECRET}"), ApprovalRequired)
     assert hidden(await desk.written())
     assert b"the reasons are hidden" in await desk.written()
 
@@ -124,7 +124,7 @@ class Excuse:
     def count(self, prompt: Prompt) -> int:
         return 10
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         raise ModelRejected("BadRequest: " + "x" * 200 + " " + SECRET, billed=False)
 
@@ -160,6 +160,6 @@ async def test_only_a_rule_that_a_person_made_answers_in_their_place(desk: Desk,
 async def test_a_session_is_halted_also_where_its_call_could_not_be_stopped(desk: Desk) -> None:
     running = SessionRuntime(desk.world.store, desk.world.clock, desk.doors, desk.lease, desk.standing, TOOLS)
     unknown = Answer("s.1", "unknown", "It runs on in its thread.")
-    assert await running.ended_by(unknown) is None
+    assert await running.find_end(unknown) is None
     await desk.world.store.commit(halt("fleet", "ada", "halt"))
-    assert await running.ended_by(unknown) == ("HALTED", "external_halt")
+    assert await running.find_end(unknown) == ("HALTED", "external_halt")

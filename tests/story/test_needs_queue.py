@@ -31,9 +31,9 @@ from halter.core.vocabulary import DecisionKind, SessionKind
 from halter.guard.approvals import Question, ask_question
 from halter.guard.halts import halt, switch_on
 from halter.guard.ledger import ActualResult
-from halter.operations.desk import Desk, Who
-from halter.operations.queries import needs, report
-from halter.operations.registry import home as read_home
+from halter.operations.desk import Actor, Principal
+from halter.operations.queries import read_needs, report
+from halter.operations.registry import show_home as read_home
 from halter.operations.report import ReportMessage, queue_report
 from halter.operations.status import status
 from halter.runtime.front_door import describe_needs
@@ -49,7 +49,7 @@ TRIGGER = "shop/papers"
 async def happens(app: Runtime, stream: StreamId, *events: AnyEvent, lease: Lease | None = None) -> None:
     rows = [row for event in events for row in rows_of_event(event)]
     drafts: Sequence[Draft] = [Draft(event) for event in events]
-    await app.store.commit(Write(stream, app.ids.new(), lambda _: drafts, rows, lease))
+    await app.store.commit(Write(stream, app.ids.make(), lambda _: drafts, rows, lease))
 
 
 async def begun(app: Runtime, kind: SessionKind = "task", **more: Any) -> Lease:
@@ -196,9 +196,9 @@ class Store:
 
 async def look(app: Runtime) -> dict[str, list[str]]:
     """What the pages, the API, the status, the report and a chat say that needs a person."""
-    desk = Desk(app, Who("ada"))
+    desk = Actor(app, Principal("ada"))
     return {
-        "api": [need.sentence for need in await needs(desk)],
+        "api": [need.sentence for need in await read_needs(desk)],
         "home": [need.sentence for need in (await read_home(desk)).needs_you],
         "status": [need.sentence for need in (await status(desk)).needs_you],
         "report": list((await report(desk)).needs_you),
@@ -237,7 +237,7 @@ def test_a_session_that_was_stopped_by_switching_its_agent_off_needs_no_person(t
     async def switched_off(app: Runtime) -> None:
         lease = await begun(app, "autonomous")
         await app.store.commit(halt("session:shop-1", "ada", "off", "shop is off"))
-        assert len(await needs(Desk(app, Who("ada")))) == 1
+        assert len(await read_needs(Actor(app, Principal("ada")))) == 1
         await app.store.commit(lifecycle.end_session(lease, "HALTED", "external_halt"))
 
     store.does(switched_off)

@@ -69,7 +69,7 @@ class Demo:
         up = Supervisor(
             app,
             lambda _, sentence: self.told.append(sentence),
-            chance=random.Random(self.world.seed),
+            rng=random.Random(self.world.seed),
             mode=mode_of(self.world),
         )
         around = Scenery(self.place.agent, self.world.clock).around
@@ -186,7 +186,7 @@ async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> N
 
 
 def thinks(folder: Path) -> tuple[str, tuple[str, ...]]:
-    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).mind
+    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).model_settings
     return mind.model, mind.fallback_models
 
 

@@ -9,9 +9,9 @@ from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
 from halter.core.ports import Query, parse_notification, read_body
 from halter.core.rows import ItemRow, NotificationRow
-from halter.operations.control import tell
-from halter.operations.desk import Desk, Who
-from halter.operations.queries import needs
+from halter.operations.control import send_message
+from halter.operations.desk import Actor, Principal
+from halter.operations.queries import read_needs
 from halter.runtime.supervisor import turn_off
 from halter.runtime.triggers import record_trigger_events
 from halter.testing.world import World
@@ -94,7 +94,7 @@ async def test_a_session_that_waits_for_an_approval_is_told_of(world: World, tmp
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_APPROVAL"]
     assert await told(world) == [("in_app", "desk needs you: wants to wipe.")]
-    (need,) = await needs(Desk(fleet.app, Who("ada")))
+    (need,) = await read_needs(Actor(fleet.app, Principal("ada")))
     assert (need.kind, need.sentence, need.why) == ("approval", "desk wants to wipe.", "It is full.")
     assert (await texts(world))[0].splitlines()[:2] == ["desk wants to wipe.", "It is full."]
 
@@ -105,17 +105,17 @@ async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Pa
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_INPUT"]
     assert await told(world) == [("in_app", "desk needs you: asks: Which desk?")]
-    desk = Desk(fleet.app, Who("ada"))
-    (need,) = await needs(desk)
+    desk = Actor(fleet.app, Principal("ada"))
+    (need,) = await read_needs(desk)
     assert (need.kind, need.sentence, need.commands) == (
         "question",
         "desk asks: Which desk?",
         ("halter tell desk.hourly-1 ANSWER",),
     )
     assert need.sentence in (await texts(world))[0]
-    await tell(desk, "desk.hourly-1", "The tall one.")
+    await send_message(desk, "desk.hourly-1", "The tall one.")
     await world.advance(MINUTE)
-    assert await needs(desk) == []
+    assert await read_needs(desk) == []
 
 
 async def test_a_session_that_was_halted_is_told_of_over_every_channel(world: World, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from halter.core.usage import Usage
 from halter.guard.halts import halt, resume
 from halter.models.scripted import Scripted, ScriptLine, call, say
 from halter.operations.decisions import read_inbox
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.operations.queries import report
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.lifecycle import post_message
@@ -68,13 +68,13 @@ class Weather(Scripted):
     def fails(self, after: int, lasts: int, error: ModelError = AWAY) -> None:
         self.storm = (self.world.now + after, self.world.now + after + lasts, error)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         if self.storm is not None and self.storm[0] <= self.world.now < self.storm[1]:
             permit.use()
             self.tried.append(self.world.now)
             raise self.storm[2]
         self.answered.append(self.world.now)
-        return await super().ask(prompt, permit, hear)
+        return await super().ask(prompt, permit, on_text)
 
 
 class Stormy:
@@ -98,7 +98,7 @@ class Stormy:
 
     async def needs(self) -> list[str]:
         """What the inbox and the report show, which is the same."""
-        desk = Desk(self.fleet.app, Who("ada"))
+        desk = Actor(self.fleet.app, Principal("ada"))
         found = await read_inbox(desk)
         assert found.decisions == []
         lines = [need.line for need in found.needs]

@@ -31,7 +31,7 @@ from halter.runtime.notices import ChannelKey, Outbox, make_senders
 from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
 from halter.tasks.task_tools import make_notification_key, queue_notification
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter.testing.world import World, crash_everywhere
 
 OPS: ChannelKey = ("night-watch", "ops")
@@ -340,7 +340,7 @@ def test_who_stays_behind_takes_over_when_the_faster_one_is_gone(world: World) -
 
 
 def test_a_store_that_cannot_be_used_is_told_as_what_it_is(world: World) -> None:
-    class Ruined(Relay):
+    class Ruined(StoreProxy):
         async def commit(self, write: Write) -> Committed:
             raise StoreUnusable("The disk is read-only.")
 

@@ -41,7 +41,7 @@ class Away(MemoryEngine):
 
 
 def away(world: World, uses: int) -> JournalStore:
-    engine = Away(now=world.clock.now, new_id=world.ids.new)
+    engine = Away(now=world.clock.now, new_id=world.ids.make)
     engine.left = uses
     return JournalStore(engine, inline=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import PhaseEntered, TurnStarted
 from halter.guard.halts import halt, resume
-from halter.runtime.sessions import say_to_session
+from halter.runtime.sessions import post_message
 from halter.testing.world import World
 from tests.story.tasks import WORK, Office, all_is_well, watch
 
@@ -66,7 +66,7 @@ async def test_who_is_spoken_to_on_the_way_answers_in_the_phase_where_it_stands(
     await world.advance(10 * SECOND)
     assert (await walked(office))[-1] == "turn 2"
     assert office.up is not None
-    await say_to_session(office.up.agents["clerk"].context, "clerk.papers-1", "Make haste.")
+    await post_message(office.up.agents["clerk"].context, "clerk.papers-1", "Make haste.")
     await world.advance(5 * MINUTE)
     assert await office.states() == {"COMPLETED": 1}
     phases = [each for each in await walked(office) if not each.startswith("turn")]
@@ -85,7 +85,7 @@ async def test_who_asks_a_person_goes_on_in_the_same_phase_when_they_answer(worl
     assert await office.states() == {"WAITING_FOR_INPUT": 1}
     assert (await walked(office))[-2:] == ["think", "turn 2"]
     assert office.up is not None
-    await say_to_session(office.up.agents["clerk"].context, "clerk.papers-1", "The first one.")
+    await post_message(office.up.agents["clerk"].context, "clerk.papers-1", "The first one.")
     await world.advance(MINUTE)
     assert await office.states() == {"COMPLETED": 1}
     phases = [each for each in await walked(office) if not each.startswith("turn")]

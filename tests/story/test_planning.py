@@ -59,7 +59,7 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
         assert await triggers(world) == []
         asked = await only(desk)
         assert (asked.decision, asked.about, asked.agent, asked.session) == (MAIL, "schedule", "desk", "")
-        assert asked.shown == "\n".join(done.answer.splitlines()[:4])
+        assert asked.display_text == "\n".join(done.answer.splitlines()[:4])
 
         assert "Approved" in await desk.answer("approve")
         (made,) = await world.events(trigger_stream("desk/check-the-mail"))
@@ -100,7 +100,7 @@ async def test_another_proposal_than_the_one_that_was_shown_is_not_planned(world
             msgspec.structs.replace(asked, body=None),
             about_itself(asked, other),
         ):
-            assert (await world.store.commit(answer_decision(forged, "approve", "ada", world.ids.new()))).events == ()
+            assert (await world.store.commit(answer_decision(forged, "approve", "ada", world.ids.make()))).events == ()
         assert await triggers(world) == []
         assert (await desk.decisions())[MAIL].verdict == ""
 
@@ -135,7 +135,7 @@ async def test_a_trigger_that_came_to_be_meanwhile_is_not_put_in_the_place_of(wo
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
         asked = await only(desk)
-        planned = asked.planned()
+        planned = asked.proposed_trigger()
         assert planned is not None
         again = msgspec.structs.replace(
             make_trigger_question("desk", msgspec.structs.replace(planned, shown="another"), HOUR), decision="other"

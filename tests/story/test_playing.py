@@ -20,7 +20,7 @@ from halter.core.money import Account
 from halter.core.ports import Lease, Store
 from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.guard.approvals import (
     PendingDecision,
     RuleWording,
@@ -131,7 +131,7 @@ class Play:
         store = world.store.patient(world.clock)
         worker = make_worker_id("play", world.ids)
         async with keep_leases(store, world.clock, worker, world.lease - SECOND):
-            yield store, await take_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
+            yield store, await acquire_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
     def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
         guard = GuardRuntime(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
@@ -193,7 +193,7 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
             assert waiting.about == "unknown_call"
             done = play.desk.done["send one" if waiting.subject == "s.3" else "send two"] > 0
             verdict = "approve" if done else "deny"
-            await world.store.patient(world.clock).commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
+            await world.store.patient(world.clock).commit(answer_decision(waiting, verdict, "ada", world.ids.make()))
 
     def new_world(crash: Crash | None) -> World:
         plays.append(Play(task, Desk()))

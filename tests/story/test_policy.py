@@ -25,7 +25,7 @@ from halter.core.usage import ModelName
 from halter.guard.tool_door import Answer
 from halter.models.scripted import Scripted
 from halter.operations import money as desks
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.runtime.agent import PolicyWarning
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import FleetRunner, Supervisor
@@ -77,7 +77,7 @@ class Place:
 
     async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
         async with open_runtime(self.settings(), acts=False) as app:
-            desk = Desk(app, Who(who, role))
+            desk = Actor(app, Principal(who, role))
             return await desks.apply(desk, await desks.show(desk), written(text))
 
 
@@ -171,7 +171,7 @@ async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_name
 
 async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
     async with open_runtime(here.settings(), written=lambda _: written("mode: SEMI")) as app:
-        desk = Desk(app, Who("ada"))
+        desk = Actor(app, Principal("ada"))
         seen = await desks.show(desk)
         await desks.apply(desk, seen, written("mode: ASSIST"))
         with pytest.raises(NotDone, match="meanwhile"):
@@ -293,16 +293,16 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
         fleet.told.append((agent, said))
 
     def make(app: Runtime) -> Supervisor:
-        return Supervisor(app, tell, chance=random.Random(1), mode=mode_of(world))
+        return Supervisor(app, tell, rng=random.Random(1), mode=mode_of(world))
 
     runner = FleetRunner(fleet.app, make)
     world.spawn(runner.run([folder]))
     await world.advance(MINUTE)
-    assert cap_of(runner.up) == 1_000_000
-    desk = Desk(fleet.app, Who("ada"))
+    assert cap_of(runner.supervisor) == 1_000_000
+    desk = Actor(fleet.app, Principal("ada"))
     await desks.apply(desk, await desks.show(desk), written("agents: {limits: {max_cost_usd: 0.07}}"))
     await world.advance(MINUTE)
-    assert cap_of(runner.up) == 70_000
+    assert cap_of(runner.supervisor) == 70_000
     assert [sentence for _, sentence in fleet.told if "policy has changed" in sentence]
     assert (await fleet.row("watch-1")).state == "SLEEPING"
 

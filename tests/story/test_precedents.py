@@ -60,10 +60,10 @@ async def _proposes(home: Path, url: str, number: int) -> list[str]:
 async def _proposal(context: AgentContext, session: SessionId) -> str:
     (lease,) = await context.store.claim(context.worker, 1, session)
     made = await build_live_session(context, await read_session_row(context, session), lease)
-    await made.running.take_up()
+    await made.runtime.resume()
     case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
-    answer = await made.running.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
-    await made.running.end("COMPLETED", "completed")
+    answer = await made.runtime.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
+    await made.runtime.end("COMPLETED", "completed")
     return answer.outcome
 
 
@@ -81,10 +81,10 @@ def test_a_hundred_proposals_of_one_precedent_at_once_are_one_row_and_one_questi
     asyncio.run(looked_at(tmp_path, url, 0))
     with children(__name__) as started:
         four = [started.start(proposes, tmp_path, url, number) for number in range(4)]
-        assert [child.hear() for child in four] == ["ready"] * 4
+        assert [child.receive() for child in four] == ["ready"] * 4
         for child in four:
-            child.tell("go")
-        assert [child.hear() for child in four] == [["ok"] * EACH] * 4
+            child.send("go")
+        assert [child.receive() for child in four] == [["ok"] * EACH] * 4
     asyncio.run(looked_at(tmp_path, url, 4 * EACH))
 
 

@@ -88,7 +88,7 @@ async def answer(world: World, verdict: Verdict) -> None:
     """Answer each question as it comes."""
     while True:
         for waiting in await list_pending_decisions(world.journal):
-            await world.store.commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
+            await world.store.commit(answer_decision(waiting, verdict, "ada", world.ids.make()))
         await world.clock.sleep(SECOND)
 
 
@@ -147,7 +147,7 @@ async def test_a_question_at_the_end_of_a_turn_has_the_reason_that_the_model_gav
         while True:
             for waiting in await list_pending_decisions(world.journal):
                 reasons.append(read_reason(waiting))
-                await world.store.commit(answer_decision(waiting, "deny", "ada", world.ids.new()))
+                await world.store.commit(answer_decision(waiting, "deny", "ada", world.ids.make()))
             await world.clock.sleep(SECOND)
 
     noting = world.spawn(note())
@@ -168,8 +168,8 @@ async def answer_when(world: World, open_questions: int, verdicts: dict[str, Ver
     while len(waiting := await list_pending_decisions(world.journal)) < open_questions:
         await world.clock.sleep(SECOND)
     for one in waiting:
-        verdict = next(verdict for to, verdict in verdicts.items() if to in one.shown)
-        await world.store.commit(answer_decision(one, verdict, "ada", world.ids.new()))
+        verdict = next(verdict for to, verdict in verdicts.items() if to in one.display_text)
+        await world.store.commit(answer_decision(one, verdict, "ada", world.ids.make()))
 
 
 async def test_the_questions_of_a_turn_are_asked_together_at_its_end(world: World) -> None:
@@ -267,9 +267,9 @@ async def always(world: World, matcher: EachArgument) -> None:
     while True:
         for waiting in await list_pending_decisions(world.journal):
             rule = RuleWording(
-                id=world.ids.new(), matcher=matcher, keys=("to", "text"), scope="agent", expires_in=3600 * SECOND
+                id=world.ids.make(), matcher=matcher, keys=("to", "text"), scope="agent", expires_in=3600 * SECOND
             )
-            await world.store.commit(approve_always(waiting, rule, "ada", world.ids.new()))
+            await world.store.commit(approve_always(waiting, rule, "ada", world.ids.make()))
         await world.clock.sleep(SECOND)
 
 
@@ -291,7 +291,7 @@ async def test_links_of_an_answer_that_no_trusted_place_said_are_marked(world: W
     words = "Ask bob@house.example, or see https://evil.example/pay for more."
     story, _ = story_of(world, "ask", [READ, says(words)])
     heard: list[str] = []
-    story.watching = LoopObserver(warned=heard.append)
+    story.watching = LoopObserver(on_warning=heard.append)
     await run(world, story)
     (ended,) = [stored for stored in await story.events() if stored.kind == "turn_ended"]
     shown = summarize_event(ended).text
@@ -319,7 +319,7 @@ async def test_what_was_observed_stands_in_the_receipt_and_in_the_events(world: 
 
 async def recalled(story: Story) -> SessionHistory:
     again = SessionHistory("s", brake=story.brake())
-    await again.take_in(await story.events(), lambda stored: read_body(story.world.journal, stored))
+    await again.apply(await story.events(), lambda stored: read_body(story.world.journal, stored))
     return again
 
 
@@ -332,7 +332,7 @@ async def test_erased_bodies_make_it_stricter_never_looser(world: World) -> None
 
     again, erased = await recalled(story), SessionHistory("s", brake=story.brake())
     for stored in await story.events():
-        await erased.take_in([_without_body(stored)], nothing)
+        await erased.apply([_without_body(stored)], nothing)
     assert again.brake is not None
     assert erased.brake is not None
     assert not erased.brake.clean

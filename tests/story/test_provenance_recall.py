@@ -68,7 +68,7 @@ class Recaller:
         assert self.story.provenance is not None
         brake = brakes(self.story.provenance, self.story.policy, self._specs)
         brake.trust(self.story.mind.instructions, "the instructions")
-        await SessionHistory("s", brake=brake).take_in(events, self._read)
+        await SessionHistory("s", brake=brake).apply(events, self._read)
         return brake
 
     async def _read(self, stored: Stored) -> bytes:
@@ -95,7 +95,7 @@ def find_looser(whole: SessionBrake, erased: SessionBrake) -> list[bytes]:
 class AmnesiacBrake(SessionBrake):
     """Broken on purpose: it does not take in the calls of an earlier life."""
 
-    def take_in(self, *_: Any) -> None:
+    def apply(self, *_: Any) -> None:
         """Forget."""
 
 
@@ -144,7 +144,7 @@ async def test_two_sessions_that_part_after_any_event_decide_alike_until_then_an
 class ForgivingBrake(SessionBrake):
     """Broken on purpose: what is erased never was."""
 
-    def hear_erased(self) -> None:
+    def mark_erased(self) -> None:
         """Forget."""
 
     def observe_erased(self, call: ToolCall) -> None:
@@ -174,5 +174,5 @@ async def test_a_session_whose_bodies_are_really_erased_asks_no_less_when_it_goe
     erased = await recall(await story.events())
     assert not erased.clean
     for brake in (whole, erased):
-        brake.hear(Text(AGAIN, "person", trusted=True))
+        brake.add_text(Text(AGAIN, "person", trusted=True))
     assert find_looser(whole, erased) == []

@@ -30,7 +30,7 @@ def models(mind: BrainSpec) -> list[ModelName]:
 def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> None:
     agent, file = read_agent(folder), folder / "halter.yaml"
     fleet = read_fleet(file) if file.exists() else FleetConfig()
-    policy, mind = resolve_policy(fleet, agent), resolve_agent(fleet, agent, folder).mind
+    policy, mind = resolve_policy(fleet, agent), resolve_agent(fleet, agent, folder).model_settings
     assert policy.name == folder.name
     prices, now = Prices(policy.prices), SystemClock().now()
     for model in models(mind):
@@ -51,7 +51,7 @@ def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> Non
     named = {
         model.provider
         for each in FOLDERS
-        for model in models(resolve_agent(FleetConfig(), read_agent(each), each).mind)
+        for model in models(resolve_agent(FleetConfig(), read_agent(each), each).model_settings)
     }
     assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
     assert named >= {"azure", "bedrock", "vertex", "openrouter", "groq", "mistral"}
@@ -65,12 +65,12 @@ def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: 
     (tmp_path / "agent.yaml").write_text(render_starter_files("new", "")["agent.yaml"])
     for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
         read = resolve_agent(FleetConfig(), read_agent(folder), folder)
-        reflex_from(list(read.mind.reflex), read.reflex_at)
+        reflex_from(list(read.model_settings.reflex), read.reflex_at)
 
 
 def test_the_script_of_the_example_can_be_played() -> None:
     folder = PROVIDERS / "offline-scripted"
     read = resolve_agent(FleetConfig(), read_agent(folder), folder)
-    assert make_scripted_model(list(read.mind.script), read.script_at, SystemClock()).name == ModelName(
+    assert make_scripted_model(list(read.model_settings.script), read.script_at, SystemClock()).name == ModelName(
         "scripted", "script"
     )

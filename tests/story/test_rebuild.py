@@ -124,7 +124,7 @@ def fold_in(order: random.Random, view: StoreView) -> dict[RowKey, Row]:
     fold = RowFold()
     for stream in sort_streams(streams):
         for event in read_raw_events(view, stream):
-            fold.take(event)
+            fold.apply(event)
     return fold.rows_beside(read_live_rows(view))
 
 

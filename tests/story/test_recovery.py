@@ -15,7 +15,7 @@ from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, V
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.halts import halt
 from halter.guard.judge import CallRequest
-from halter.guard.tool_door import Answer, CallInDoubt, NeedsPerson, Recovery, ToolAction, ToolDoor
+from halter.guard.tool_door import Answer, ApprovalRequired, CallInDoubt, Recovery, ToolDoor, ToolExecution
 from halter.state import lifecycle
 from halter.state.session import replay
 from halter.testing.world import World
@@ -59,7 +59,7 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Reco
     (lease,) = await world.store.claim(WorkerId("second"), 1)
     (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
     door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
-    doubt = CallInDoubt(flight, ToolAction(tool, ARGUMENTS, {}, ("session:s",), tool.spec.timeout))
+    doubt = CallInDoubt(flight, ToolExecution(tool, ARGUMENTS, {}, ("session:s",), tool.spec.timeout))
     return lease, doubt, Recovery(world.store, world.ledger, door)
 
 
@@ -90,8 +90,8 @@ async def test_under_a_halt_nothing_is_repeated_and_a_write_stays_unknown(
 async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world: World) -> None:
     tool = Deed()
     lease, doubt, recovery = await crashed_in(world, tool)
-    assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
-    assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
+    assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
+    assert await recovery.resolve(lease, doubt) == ApprovalRequired("s.1", "s.1/unknown")
     assert tool.keys == []
     assert [one.about for one in await list_pending_decisions(world.store)] == ["unknown_call"]
     assert [hold.hold for hold in await world.store.ask(Query("holds", HoldRow))] == ["s.1"]
@@ -102,7 +102,7 @@ async def test_a_person_says_what_became_of_it(world: World, *, happened: bool, 
     tool = Deed()
     lease, doubt, recovery = await crashed_in(world, tool)
     await recovery.resolve(lease, doubt)
-    assert (await recovery.said(lease, doubt.flight, happened=happened)).outcome == outcome
+    assert (await recovery.settle_by_person(lease, doubt.flight, happened=happened)).outcome == outcome
     (session,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
     assert (session.spent, session.held) == (spent, 0)
     (row,) = await world.store.ask(Query("all_audit", AuditRow))
@@ -133,6 +133,6 @@ async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_prede
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, asked, ToolAction(tool, ARGUMENTS, {}, (), tool.spec.timeout))
+        await door.guarded_tool_call(lease, asked, ToolExecution(tool, ARGUMENTS, {}, (), tool.spec.timeout))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

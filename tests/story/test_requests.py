@@ -23,7 +23,7 @@ from halter.core.rows import HoldRow, SpendRow
 from halter.core.spec import Phase
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, ModelPrices, Price, PriceTable, Unpriced, Usage
-from halter.guard.halts import StillHeld, halt, resume
+from halter.guard.halts import BudgetBusy, halt, resume
 from halter.guard.ledger import Ledger, change_cap
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelDoor, ModelRequest, RefusedRequest
 from halter.guard.prepare import SessionContext
@@ -33,7 +33,7 @@ from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt
 from halter.state.session import replay
-from halter.testing.fakes import Relay
+from halter.testing.fakes import StoreProxy
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")
@@ -75,7 +75,7 @@ class Desk:
 
     async def asks(self, model: Any, name: str = "s.1", attempt: int = 0, **more: Any) -> Any:
         request = ModelRequest(**{"id": name, "prompt": prompt(), **more})
-        return await self.door.guarded_request(self.lease, self.standing, request, model, attempt)
+        return await self.door.request(self.lease, self.standing, request, model, attempt)
 
     async def events(self) -> list[Stored]:
         return (await self.world.events(session_stream("s")))[1:]
@@ -164,7 +164,7 @@ async def test_a_failure_is_told_again_as_it_was(world: World) -> None:
     assert len(model.asked) == 1
 
 
-class Repeating(Relay):
+class Repeating(StoreProxy):
     """A store whose first answer is lost each time, so that the same write is sent again."""
 
     async def commit(self, write: Write) -> Committed:
@@ -365,7 +365,7 @@ async def test_who_waits_for_money_in_vain_is_told_so_and_nothing_is_written(wor
     first = asyncio.create_task(desk.asks(model))
     await world.advance(SECOND)
     before = world.now
-    assert await desk.asks(model, "s.2") == StillHeld("s.2/0")
+    assert await desk.asks(model, "s.2") == BudgetBusy("s.2/0")
     assert world.now - before == MINUTE
     assert await desk.kinds() == ["request_started"]
     assert isinstance(await first, AnsweredRequest)
@@ -390,7 +390,7 @@ async def test_a_halt_in_any_scope_cancels_a_request_in_flight_within_a_second(w
     stopped: list[int] = []
 
     class Stuck(Scripted):
-        async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
             permit.use()
             try:
                 await asyncio.Event().wait()
@@ -423,7 +423,7 @@ async def test_a_request_that_takes_too_long_is_stopped_and_settles_at_its_hold(
 class Interrupted(Scripted):
     """A wire that reports what was used until it was stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         try:
             await self._clock.sleep(HOUR)
@@ -443,7 +443,7 @@ async def test_a_request_that_was_cut_settles_at_the_input_reported_and_the_long
 class Overlong(Interrupted):
     """A wire whose model wrote more than it was asked for, by its own report."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         raise ModelError("Cut: the stream was cut", usage=Usage(100, 5000))
 
 
@@ -455,7 +455,7 @@ async def test_a_report_of_more_than_the_longest_answer_is_believed(world: World
 class Unsent(Scripted):
     """A wire that does not get through, and says so when it is stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         try:
             await self._clock.sleep(HOUR)
@@ -483,7 +483,7 @@ class Punctual(Scripted):
 
     finished = False
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         reply = await super().ask(prompt, permit)
         self.finished = True
         return reply
@@ -508,7 +508,7 @@ def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away()
 class Stubborn(Interrupted):
     """A wire that answers with what it has when it is stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         try:
             return await super().ask(prompt, permit)
         except ModelError as cut:
@@ -620,7 +620,7 @@ async def test_a_refusal_of_what_can_be_done_without_neither_waits_nor_marks_the
     first = asyncio.create_task(desk.asks(model))
     await world.advance(SECOND)
     before = world.now
-    assert await desk.asks(model, "s.2", optional=True) == StillHeld("s.2/0")
+    assert await desk.asks(model, "s.2", optional=True) == BudgetBusy("s.2/0")
     assert world.now == before
     await first
     assert (await desk.asks(model, "s.3", optional=True)).outcome == "cost_cap_reached"
@@ -650,9 +650,9 @@ def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles
         door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
         await Recovery(world.store, world.ledger, door).resolve(lease, CallInDoubt(flight, None))
         row = await heir.budget()
-        assert (row.spent, row.held) == (flight.most().usd, 0)
+        assert (row.spent, row.held) == (flight.max_charge().usd, 0)
         told = await heir.asks(model)
-        assert (told.outcome, told.may_retry, told.cost_usd) == ("unknown", True, flight.most().usd)
+        assert (told.outcome, told.may_retry, told.cost_usd) == ("unknown", True, flight.max_charge().usd)
         assert (await heir.asks(model, attempt=1)).reply.text == "Heard."
 
     live(story)

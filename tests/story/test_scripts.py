@@ -20,7 +20,7 @@ TIDY = """\
 
 async def test_a_playbook_is_played_step_by_step_without_a_model(world: World, tmp_path: Path) -> None:
     steps: list[tuple[str, str]] = []
-    showing = SubSessionObserver(stepped=lambda step, answer: steps.append((step.call, answer.text)))
+    showing = SubSessionObserver(on_step=lambda step, answer: steps.append((step.call, answer.text)))
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__tidy_yaml=TIDY)
         done = await desk.says('run playbook tidy with place="the loft"', showing=showing)

@@ -15,7 +15,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.guard.halts import halt, resume
 from halter.operations import money, queries
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
@@ -98,7 +98,7 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
     assert prompt.text == "Look around."
     made = make_receipt(events)
     assert (made.follows, made.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
-    told = await queries.report(Desk(fleet.app, Who("ada", "admin", ())), 0)
+    told = await queries.report(Actor(fleet.app, Principal("ada", "admin", ())), 0)
     assert any(line.startswith("watch-1: BUDGET_EXCEEDED") and "watch-2 went on" in line for line in told.ended_badly)
     assert ("watch", "watch-2 begins: watch-1 has used up its cap of $0.50.") in fleet.told
 
@@ -197,7 +197,7 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
     fleet = Fleet(world, tmp_path, PRICES)
     fleet.start(agent(fleet))
     await world.advance(30 * MINUTE)
-    desk = Desk(fleet.app, Who("ada", "admin", ()))
+    desk = Actor(fleet.app, Principal("ada", "admin", ()))
 
     async def shown(session: str) -> money.Budget:
         found = (await money.budgets(desk)).budgets
@@ -205,8 +205,8 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
 
     first = await shown("watch-1")
     assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
-    assert first.left == Decimal("0.45") - first.spent
-    assert first.told() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
+    assert first.remaining == Decimal("0.45") - first.spent
+    assert first.describe() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
     await money.set_cap(desk, "raise", "session:watch-1", "0.8")
     raised = await shown("watch-1")
     assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")

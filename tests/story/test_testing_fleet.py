@@ -25,7 +25,7 @@ async def test_an_agent_of_a_folder_lives_in_a_world_as_halter_up_would_run_it(w
     left = await fleet.receipt("market-desk-1")
     assert [each.outcome for each in left.calls if each.name == "place_order"] == ["ok"]
     assert left.decisions[0].by == "ada"
-    assert ("market-desk", "market-desk-1 begins.") in fleet.told
+    assert ("market-desk", "market-desk-1 begins.") in fleet.reports
 
 
 async def test_what_the_fleets_file_says_bounds_it(world: World, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ class Kept:
         self.spans: list[Span] = []
         self.said = ""
 
-    def put(self, span: Span) -> None:
+    def enqueue(self, span: Span) -> None:
         self.spans.append(span)
 
     def trouble(self) -> str:
@@ -225,7 +225,7 @@ class Kept:
 async def write(world: World, lease: Lease, *events: Any) -> None:
     for event in events:
         stream = session_stream(lease.session)
-        await world.journal.commit(Write(stream, world.ids.new(), lambda _, e=event: [Draft(e)], lease=lease))
+        await world.journal.commit(Write(stream, world.ids.make(), lambda _, e=event: [Draft(e)], lease=lease))
 
 
 ASKS = RequestStarted(request="r1", model="openai:gpt-5-mini", purpose="turn")
@@ -273,7 +273,7 @@ def test_a_session_that_moves_between_workers_stays_one_trace_and_each_makes_the
                 (north, south, north), (*done, (TurnEnded(turn=2, why="ended"), ends)), strict=True
             ):
                 await write(world, lease, *events)
-                committed.saw(await world.journal.read(session_stream("desk-1"), after))
+                committed.on_commit(await world.journal.read(session_stream("desk-1"), after))
                 after += len(events)
                 await world.advance(10**6)
             await world.advance(10**7)
@@ -324,7 +324,7 @@ def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:
 class Broken(Kept):
     """Breaks down at the first span."""
 
-    def put(self, span: Span) -> None:
+    def enqueue(self, span: Span) -> None:
         raise RuntimeError(f"no room for {span.name}")
 
 
@@ -356,8 +356,8 @@ def test_a_stalled_collector_is_never_waited_for_and_what_it_did_not_take_is_cou
     span = Span(trace=1, span=1, parent=None, name="x", kind="internal", start=0, end=1, attributes={})
     with open_span_sender("otlp", {}) as sink:
         for _ in range(5000):
-            sink.put(span)
-        assert sink.lost >= 5000 - 2048 - 512 - 1
+            sink.enqueue(span)
+        assert sink.dropped_count >= 5000 - 2048 - 512 - 1
         assert "Traces are being lost" in sink.trouble()
         assert sink.trouble() == ""
         stalled.set()

@@ -23,8 +23,8 @@ from halter.guard.approvals import (
 )
 from halter.guard.judge import are_two_people
 from halter.operations import decisions
-from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, as_object, put
-from halter.operations.desk import Desk, Role, Who
+from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, render_prompt, to_json_object
+from halter.operations.desk import Actor, Principal, Role
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
@@ -57,8 +57,8 @@ class House:
         self.fleet = Fleet(world, home, policy)
         self.fleet.start(self.fleet.agent("desk", DESK, TOOLS, replies_yaml=WIPES))
 
-    def desk(self, name: str, role: Role = "approver") -> Desk:
-        return Desk(self.fleet.app, Who(name, role))
+    def desk(self, name: str, role: Role = "approver") -> Actor:
+        return Actor(self.fleet.app, Principal(name, role))
 
     async def row(self) -> DecisionRow:
         (row,) = await self.world.journal.ask(Query("all_decisions", DecisionRow))
@@ -82,14 +82,14 @@ async def asking(world: World, home: Path, policy: str = POLICY) -> House:
 async def test_the_call_runs_when_two_people_agreed_and_all_faces_name_both(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
     (one,) = await decisions.waiting(house.desk("ada"))
-    assert put(one).what == "desk wants to wipe old. Two people must agree."
+    assert render_prompt(one).what == "desk wants to wipe old. Two people must agree."
     assert (
         await house.approve("ada") == f"ada agrees to wipe of desk, session {SESSION}. Another person must agree, too."
     )
     assert not await house.has_run()
     (one,) = await decisions.waiting(house.desk("bob"))
-    assert put(one).what == "desk wants to wipe old. ada has agreed; another person must."
-    assert (as_object(one)["approvers"], as_object(one)["first_by"]) == (2, "ada")
+    assert render_prompt(one).what == "desk wants to wipe old. ada has agreed; another person must."
+    assert (to_json_object(one)["approvers"], to_json_object(one)["first_by"]) == (2, "ada")
     assert await house.approve("bob", digest=one.digest) == f"Approved: wipe of desk, session {SESSION}."
     assert await house.has_run()
     events = [*await house.fleet.events(SESSION), *await house.fleet.inbox(SESSION)]
@@ -168,7 +168,7 @@ async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
 async def test_two_people_agree_to_what_is_shown_and_to_nothing_else(world: World, tmp_path: Path) -> None:
     house = await asking(world, tmp_path)
     (one,) = await decisions.waiting(house.desk("ada"))
-    assert decisions.offers(one) == ()
+    assert decisions.list_rule_offers(one) == ()
     for terms in ({"edit": b'{"path": "new"}'}, {"always": True}):
         with pytest.raises(NotDone, match="each to what is shown"):
             await house.approve("ada", **terms)

@@ -23,7 +23,7 @@ from halter.core.messages import Text
 from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Store, Write, offload_body
 from halter.core.rows import HoldRow, SessionRow
-from halter.dispatch.dispatcher import AttendLease, Sessions
+from halter.dispatch.dispatcher import AttendLease, RunningSessions
 from halter.dispatch.heartbeat import IdleLimits, is_idle_too_long, is_pause_over, keep_leases
 from halter.guard.ledger import ActualResult
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
@@ -31,7 +31,7 @@ from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt
 from halter.state.session import InFlight
-from halter.testing.fakes import HoldTaken, Relay, hold
+from halter.testing.fakes import HoldTaken, StoreProxy, hold
 from halter.testing.world import World
 from tests.story.autonomous import CALM, Fleet, moment
 from tests.story.dispatching import dispatcher
@@ -51,8 +51,8 @@ async def works(world: World, attend: AttendLease, worker: str = "up", idle_halt
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = world.store.patient(world.clock)
     async with keep_leases(store, world.clock, WorkerId(worker), world.lease - SECOND):
-        sessions = Sessions(store, world.clock, WorkerId(worker), attend)
-        sessions.patience = IdleLimits(lambda _: idle_halt, allowed)
+        sessions = RunningSessions(store, world.clock, WorkerId(worker), attend)
+        sessions.idle_limits = IdleLimits(lambda _: idle_halt, allowed)
         await dispatcher(world, sessions, ("desk",)).run()
 
 
@@ -269,7 +269,7 @@ async def test_one_that_hangs_is_in_nobodys_way(world: World) -> None:
     assert [(await row(world, f"desk-{number}")).state for number in (1, 2, 3)] == ["HALTED", "COMPLETED", "COMPLETED"]
 
 
-class Stalls(Relay):
+class Stalls(StoreProxy):
     """A store whose blobs never come, from some moment on: a connection that was lost, and nobody noticed."""
 
     stalled = False
@@ -349,7 +349,12 @@ async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp
     flights = [
         InFlight("f", name, "turn", (), 0, is_call=name != "m") for name in ("m", "ponder", "price", "run_skill")
     ]
-    assert [living.allowed(flight) for flight in flights] == [MODEL_REQUEST_TIMEOUT, 10 * MINUTE, MINUTE, MINUTE]
+    assert [living.find_time_limit(flight) for flight in flights] == [
+        MODEL_REQUEST_TIMEOUT,
+        10 * MINUTE,
+        MINUTE,
+        MINUTE,
+    ]
     assert living.context.agent.tasks.idle_halt == IDLE
 
 

@@ -8,7 +8,7 @@ import pytest
 from halter.core.errors import NotDone
 from halter.core.tools import ToolSpec, Valid
 from halter.guard.approvals import StandingRule, matches_rule
-from halter.operations.decisions import WaitingDecision, offers, rule_for
+from halter.operations.decisions import WaitingDecision, list_rule_offers, rule_for
 
 
 def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> WaitingDecision:
@@ -27,12 +27,12 @@ def answers(match: str, shown: dict[str, Any], called: dict[str, Any]) -> bool:
 
 
 def offered(values: dict[str, Any], risk: str = "LOW") -> list[str]:
-    return [each.match for each in offers(asked(values, risk))]
+    return [each.match for each in list_rule_offers(asked(values, risk))]
 
 
 def test_a_command_offers_itself_and_its_last_operand_opened() -> None:
     shown = {"argv": ["git", "show", "abc"], "folder": ".", "stdin": ""}
-    same, wider = offers(asked(shown))
+    same, wider = list_rule_offers(asked(shown))
     assert (same.match, same.sentence) == ("same", "with exactly the same arguments")
     assert wider.match == "words:argv=git show *"
     assert wider.sentence == (
@@ -82,5 +82,5 @@ def test_a_rule_that_cannot_mean_what_is_shown_is_a_sentence(values: dict[str, A
 
 
 def test_what_was_predicted_of_a_call_is_no_part_of_its_rule() -> None:
-    (first, *_) = offers(asked({"argv": ["ls", "x"]}, simulated="\n\n[ANTICIPATORY SIMULATION] It lists x."))
+    (first, *_) = list_rule_offers(asked({"argv": ["ls", "x"]}, simulated="\n\n[ANTICIPATORY SIMULATION] It lists x."))
     assert first.match == "same"

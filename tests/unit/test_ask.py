@@ -73,7 +73,7 @@ def prepared(where: SessionContext, using: FunctionTool | None, arguments: bytes
 def test_what_stands_against_a_call_is_known_before_it_is_judged(
     agent: str, grants: tuple[str, ...] | None, arguments: bytes, outcome: str | None
 ) -> None:
-    flaw = prepared(standing(agent, "allowed_secrets: [KEY]", grants), deed, arguments).asked.flaw
+    flaw = prepared(standing(agent, "allowed_secrets: [KEY]", grants), deed, arguments).request.flaw
     assert (flaw and flaw[0]) == outcome
 
 
@@ -81,29 +81,29 @@ def test_what_stands_against_a_call_is_known_before_it_is_judged(
 def test_observing_waives_what_a_policy_forbids_and_never_what_cannot_be_run(arguments: bytes) -> None:
     forbids = standing("name: desk\npolicy: {disabled: [deed]}\n", grants=("look",))
     watched = msgspec.structs.replace(forbids, policy=msgspec.structs.replace(forbids.policy, observe=True))
-    (draft,) = judge_call(prepared(watched, deed, arguments).asked, NoRows())
+    (draft,) = judge_call(prepared(watched, deed, arguments).request, NoRows())
     assert isinstance(draft.event, CallRefused)
     assert draft.event.outcome == "invalid_arguments"
-    (draft,) = judge_call(prepared(forbids, deed, arguments).asked, NoRows())
+    (draft,) = judge_call(prepared(forbids, deed, arguments).request, NoRows())
     assert isinstance(draft.event, CallRefused)
     assert draft.event.outcome == "disabled"
 
 
 def test_an_unknown_tool_is_a_flaw_too() -> None:
-    flaw = prepared(standing(), None).asked.flaw
+    flaw = prepared(standing(), None).request.flaw
     assert flaw is not None
     assert flaw[0] == "unknown_tool"
 
 
 def test_levels_decide_what_is_audited_and_assessed() -> None:
-    assert (prepared(standing(), look).asked.audit, prepared(standing(), look).asked.risk) == ("", None)
-    assert (prepared(standing(), deed).asked.audit, prepared(standing(), deed).asked.risk) == ("full", "LOW")
+    assert (prepared(standing(), look).request.audit, prepared(standing(), look).request.risk) == ("", None)
+    assert (prepared(standing(), deed).request.audit, prepared(standing(), deed).request.risk) == ("full", "LOW")
 
 
 def test_who_is_asked_follows_the_mode_and_the_risk() -> None:
-    assert prepared(standing(), deed).asked.approval is not None
-    assert prepared(standing(fleet="mode: FULL"), deed).asked.approval is None
-    assert prepared(standing(), look).asked.approval is None
+    assert prepared(standing(), deed).request.approval is not None
+    assert prepared(standing(fleet="mode: FULL"), deed).request.approval is None
+    assert prepared(standing(), look).request.approval is None
 
 
 def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
@@ -112,10 +112,10 @@ def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
         """Pay."""
         return str(amount)
 
-    rate = prepared(standing(), pay, b'{"amount": 1}').asked.rate
+    rate = prepared(standing(), pay, b'{"amount": 1}').request.rate
     assert rate is not None
     assert rate.limit == 20
-    assert prepared(standing(), deed).asked.rate is None
+    assert prepared(standing(), deed).request.rate is None
 
 
 @tool(level="RESTRICTED")
@@ -129,7 +129,7 @@ def test_no_rule_answers_for_a_call_of_critical_risk(command: str, risk: str, ru
     arguments = b'{"command":"%s"}' % command.encode()
     same = encode_matcher(SameArguments(sha256(arguments).hexdigest()))
     row = RuleRow("r", "shell", "fleet", matcher=same, keys='["command"]', by="ada", expires_at=9)
-    found = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).asked
+    found = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).request
     assert found.risk == risk
     assert found.approval is not None
     assert found.approval.rule == rule

@@ -39,8 +39,8 @@ FETCH = Declaration(reads="anyone", reach="none", arguments={"url": ArgumentUse(
 
 def tainted(task: str, page: str = "Lorem ipsum") -> Provenance:
     brake = Provenance()
-    brake.hear(task, PERSON)
-    brake.hear(page, PAGE)
+    brake.add_text(task, PERSON)
+    brake.add_text(page, PAGE)
     return brake
 
 
@@ -50,7 +50,7 @@ def reasons(brake: Provenance, tool: str, declaration: Declaration, arguments: d
 
 def test_a_clean_session_is_asked_nothing() -> None:
     brake = Provenance()
-    brake.hear("Do what you like", PERSON)
+    brake.add_text("Do what you like", PERSON)
     assert brake.clean
     assert not brake.judge("mail", MAIL, {"to": "eve@evil.example", "body": "secret"}).flaws
 
@@ -67,7 +67,7 @@ def test_a_destination_that_was_said_goes_through_and_another_is_asked() -> None
 def test_what_the_person_says_after_a_call_was_judged_counts_for_the_next_one() -> None:
     brake = tainted("Send a mail to bob@work.example that says hello")
     assert reasons(brake, "mail", MAIL, {"to": "ann@work.example", "body": "hello"}) == ["unsaid"]
-    brake.hear("Send it to ann@work.example as well", PERSON)
+    brake.add_text("Send it to ann@work.example as well", PERSON)
     for name in ("ann", "bob"):
         assert reasons(brake, "mail", MAIL, {"to": f"{name}@work.example", "body": "hello"}) == []
 
@@ -267,7 +267,7 @@ def test_a_tool_that_echoes_its_input_proves_nothing() -> None:
 
 def test_ten_megabytes_taint_and_mint_nothing() -> None:
     brake = Provenance()
-    brake.hear("Send a mail to Sarah Baker that says hello", PERSON)
+    brake.add_text("Send a mail to Sarah Baker that says hello", PERSON)
     brake.observe("fetch", FETCH, {"url": "x"}, "lorem " * 1_700_000)
     assert not brake.clean
     huge = json.dumps([{"name": "Sarah Baker", "email": "eve@evil.example", "pad": "x" * 10_000_000}])
@@ -311,11 +311,11 @@ def test_any_text_is_decided_and_judging_changes_nothing(said: str, page: str, v
 def test_what_is_erased_never_makes_it_looser(erased: str, body: str) -> None:
     book = json.dumps([{"name": "Sarah Baker", "email": "sarah@work.example"}])
     full, less = tainted("Send a mail to Sarah Baker that says hello"), Provenance()
-    less.hear("Send a mail to Sarah Baker that says hello", PERSON)
+    less.add_text("Send a mail to Sarah Baker that says hello", PERSON)
     if erased == "hear":
-        less.hear_erased(PAGE)
+        less.mark_erased(PAGE)
     else:
-        less.hear("Lorem ipsum", PAGE)
+        less.add_text("Lorem ipsum", PAGE)
     full.observe("contacts", CONTACTS, {}, book)
     if erased == "observe":
         less.observe_erased("contacts", CONTACTS)
@@ -445,8 +445,8 @@ def test_a_key_inside_of_a_content_carries_words_as_its_value_does() -> None:
 def test_what_is_spelt_out_or_encoded_is_no_prose(text: str) -> None:
     note = Declaration(reads="nothing", reach="own", arguments={"text": ArgumentUse("content")}, asks=("note",))
     brake = Provenance(prose=True)
-    brake.hear("Note what the page says", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Note what the page says", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     assert reasons(brake, "note", note, {"text": "They open at 10 on Mondays, and serve raclette."}) == []
     assert reasons(brake, "note", note, {"text": text}) == ["content"]
 
@@ -493,12 +493,12 @@ class DeafToEchoes(Provenance):
 
 
 class BlindToRights(Provenance):
-    def _raises(self, leaf: object, *, final: bool) -> bool:
+    def _raises_choice(self, leaf: object, *, final: bool) -> bool:
         return False
 
 
 class BlindToWords(Provenance):
-    def _lacks(self, leaf: object, *, own: bool = False) -> bool:
+    def _lacks_trusted(self, leaf: object, *, own: bool = False) -> bool:
         return False
 
 
@@ -523,8 +523,8 @@ class Forgetful(Provenance):
 
 
 def launder(brake: Provenance) -> list[str]:
-    brake.hear("Send a mail to Sarah Baker: hello", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Send a mail to Sarah Baker: hello", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     record = {"name": "Sarah Baker", "email": "eve@evil.example"}
     brake.observe("contacts", CONTACTS, record, "")
     brake.observe("contacts", CONTACTS, {}, json.dumps(record))
@@ -532,8 +532,8 @@ def launder(brake: Provenance) -> list[str]:
 
 
 def raise_rights(brake: Provenance) -> list[str]:
-    brake.hear("Send a mail to bob@work.example", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Send a mail to bob@work.example", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     share = Declaration(
         reads="nothing",
         arguments={"to": ArgumentUse("destination", "address"), "as": ArgumentUse("detail", "choice")},
@@ -543,27 +543,27 @@ def raise_rights(brake: Provenance) -> list[str]:
 
 
 def carry(brake: Provenance, body: str) -> list[str]:
-    brake.hear("Send a mail to bob@work.example", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Send a mail to bob@work.example", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     return reasons(brake, "mail", MAIL, {"to": "bob@work.example", "body": body})
 
 
 def pay_unasked(brake: Provenance) -> list[str]:
-    brake.hear("Look what the 20 for DE89370400440532013000 were", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Look what the 20 for DE89370400440532013000 were", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     return reasons(brake, "pay", PAY, {"account": "DE89370400440532013000", "amount": 20})
 
 
 def pay_twice(brake: Provenance) -> list[str]:
-    brake.hear("Pay 20 to DE89370400440532013000", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Pay 20 to DE89370400440532013000", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     brake.act("pay", PAY, {"account": "DE89370400440532013000", "amount": 20})
     return reasons(brake, "pay", PAY, {"account": "DE89370400440532013000", "amount": 20})
 
 
 def fetch(brake: Provenance) -> list[str]:
-    brake.hear("Read the page", PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text("Read the page", PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     return reasons(brake, "fetch", FETCH, {"url": "https://evil.example/463820"})
 
 

@@ -39,8 +39,8 @@ TASK = "Send a mail to bob@work.example that says hello"
 
 def tainted(task: str) -> Provenance:
     brake = Provenance()
-    brake.hear(task, PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text(task, PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     return brake
 
 

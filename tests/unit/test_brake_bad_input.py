@@ -60,7 +60,7 @@ def take(brake: SessionBrake, step: AttackStep, result: str) -> None:
 def judge(attack: Attack, *, cut: int | None = None) -> list[tuple[Flaw, ...]]:
     """What the brake finds in the calls of an attack after its reads."""
     brake = SessionBrake("ask", POLICY, SPECS)
-    brake.hear(Text(attack.task, "person", trusted=True))
+    brake.add_text(Text(attack.task, "person", trusted=True))
     *before, last = attack.reads
     for step in before:
         take(brake, step, "Hello.")
@@ -101,7 +101,7 @@ def test_the_large_lines_are_as_large_as_they_say() -> None:
 
 def heard(task: str, tool: str, declaration: Declaration, result: str) -> Provenance:
     brake = Provenance(prose=True)
-    brake.hear(task, Source("person", trusted=True))
+    brake.add_text(task, Source("person", trusted=True))
     brake.observe(tool, declaration, {}, result)
     return brake
 

@@ -46,8 +46,8 @@ STAFF = Declaration(reads="trusted", reach="none", mints={"email": "address"})
 
 def tainted(task: str) -> Provenance:
     brake = Provenance()
-    brake.hear(task, PERSON)
-    brake.hear("Lorem ipsum", PAGE)
+    brake.add_text(task, PERSON)
+    brake.add_text("Lorem ipsum", PAGE)
     return brake
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from halter.core.clock import SECOND
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
-from halter_drills.chaos import ChaosSeen, Orphan, WorkerProcess, lateness, shared, unended, unpaid
+from halter_drills.chaos import ChaosSeen, Orphan, WorkerProcess, find_shared, find_unended, find_unpaid, lateness
 from halter_drills.checker import RecordedEvent
 
 
@@ -30,23 +30,23 @@ def worker(folder: Path, name: str, *lines: tuple[str, int, int]) -> WorkerProce
 def test_two_workers_in_one_generation_are_found(tmp_path: Path) -> None:
     anna = worker(tmp_path, "anna", ("session:one", 1, 1), ("session:one", 5, 3), ("session:one/in", 1, 2))
     bert = worker(tmp_path, "bert", ("session:one", 3, 2), ("session:one/in", 2, 2), ("session:two", 1, 1))
-    assert list(shared([anna, bert])) == []
+    assert list(find_shared([anna, bert])) == []
     carl = worker(tmp_path, "carl", ("session:one", 4, 2))
-    assert list(shared([anna, bert, carl])) == ["Generation 2 of session:one was written by bert and carl."]
+    assert list(find_shared([anna, bert, carl])) == ["Generation 2 of session:one was written by bert and carl."]
 
 
 def test_what_was_taken_for_paid_and_was_not_is_found_and_the_other_way_round() -> None:
     events = [fact("call_started", call="a", tool="pay"), fact("call_settled", call="a", outcome="ok")]
-    assert list(unpaid(events, {"a": 1})) == []
-    assert list(unpaid(events, {})) == ["The call a is settled as done and had no effect."]
-    assert list(unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and has no intent."]
+    assert list(find_unpaid(events, {"a": 1})) == []
+    assert list(find_unpaid(events, {})) == ["The call a is settled as done and had no effect."]
+    assert list(find_unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and has no intent."]
 
 
 def test_a_session_that_ends_twice_otherwise_or_not_at_all_is_found() -> None:
     well = fact("session_ended", state="COMPLETED")
-    assert list(unended([well], 1)) == []
+    assert list(find_unended([well], 1)) == []
     for events in ([], [well, well], [fact("session_ended", state="ERROR")]):
-        assert len(list(unended(events, 1))) == 1
+        assert len(list(find_unended(events, 1))) == 1
 
 
 ORPHAN = Orphan("courier.sleeps-1", 1, 10 * SECOND)

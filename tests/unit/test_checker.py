@@ -10,7 +10,7 @@ import pytest
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.open import open_store
-from halter_drills.checker import Account, RecordedEvent, StoreContents, Sums, check, found_at, paid
+from halter_drills.checker import Account, RecordedEvent, StoreContents, Sums, check, check_paid, read_store
 
 SESSION = ("session:s", "", "usd")
 LEG = ["session:s", "", "usd", 100]
@@ -184,8 +184,8 @@ def test_tables_that_do_not_follow_from_the_events_are_named(journal: Journal) -
 def test_what_the_world_billed_is_charged_once_and_in_full(journal: Journal) -> None:
     journal.started("c1", 60)
     journal.settled("c1", 10)
-    assert paid(journal.events, {"c1": [10]}) == []
-    assert paid(journal.events, {"c1": [11], "c2": [5, 5]}) == [
+    assert check_paid(journal.events, {"c1": [10]}) == []
+    assert check_paid(journal.events, {"c1": [11], "c2": [5, 5]}) == [
         "The call c2 ran 2 times.",
         "The call c1 ran for 11 and was charged 10.",
         "The call c2 ran for 5 and was never charged.",
@@ -202,7 +202,7 @@ async def test_a_store_is_read_with_plain_sql(tmp_path: Path) -> None:
             """VALUES ('fleet', 2, 'cap_changed', 1, 0, 0, 'k', CAST('{"scope":"fleet","window":"","unit":"usd","""
             """"cap":1,"by":"ada"}' AS BLOB), x'', x'')"""
         )
-    assert check(found_at(str(file))) == [
+    assert check(read_store(str(file))) == [
         "The event 2 of fleet (cap_changed) stands in place of number 1.",
         "The stream fleet ends with number 2, but its head says None.",
     ]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def test_the_first_commit_is_vouched_for_at_once(desk: "Desk") -> None:
-    desk.checkpointer().saw([desk.event("a", 1), desk.event("a", 2), desk.event("b", 1)])
+    desk.checkpointer().on_commit([desk.event("a", 1), desk.event("a", 2), desk.event("b", 1)])
     assert desk.heads() == [{"a": 2, "b": 1}]
     assert desk.lines()[0].heads["a"] == (2, (b"\x02" * 32).hex())
 
@@ -45,41 +45,41 @@ def test_the_first_commit_is_vouched_for_at_once(desk: "Desk") -> None:
 def test_a_checkpoint_is_written_every_so_many_events(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=3)
     for seq in range(1, 9):
-        checkpointer.saw([desk.event("a", seq)])
+        checkpointer.on_commit([desk.event("a", seq)])
     assert desk.heads() == [{"a": 1}, {"a": 4}, {"a": 7}]
 
 
 def test_a_checkpoint_is_written_every_so_many_seconds(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_seconds=60)
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     desk.now += 60 * SECOND - 1
-    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 2)])
     assert desk.heads() == [{"a": 1}]
     desk.now += 1
-    checkpointer.saw([desk.event("b", 1)])
+    checkpointer.on_commit([desk.event("b", 1)])
     assert desk.heads() == [{"a": 1}, {"a": 2, "b": 1}]
 
 
 def test_a_checkpoint_is_written_at_each_sessions_end(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([desk.event("a", 2)])
-    checkpointer.saw([desk.event("a", 3, "session_ended")])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 3, "session_ended")])
     assert desk.heads() == [{"a": 1}, {"a": 3}]
 
 
 @pytest.mark.parametrize("kind", sorted(IMMEDIATE_KINDS))
 def test_what_a_person_said_is_checkpointed_with_its_own_commit(desk: "Desk", kind: str) -> None:
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([desk.event("fleet", 1, kind)])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("fleet", 1, kind)])
     assert desk.heads() == [{"a": 1}, {"fleet": 1}]
 
 
 def test_a_checkpoint_names_the_stream_that_was_committed_to_last(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("b", 1)])
-    checkpointer.saw([desk.event("b", 2), desk.event("a", 1), desk.event("b", 3), desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("b", 1)])
+    checkpointer.on_commit([desk.event("b", 2), desk.event("a", 1), desk.event("b", 3), desk.event("a", 2)])
     checkpointer.flush()
     assert [(line.last, line.heads[str(line.last)][0]) for line in desk.lines()] == [("b", 1), ("a", 2)]
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_on_the_disk_before_anybody_relies_on_it(desk: "Desk") -
     checkpointer = desk.checkpointer(every_events=1)
     lengths: list[int] = []
     for seq in (1, 2):
-        checkpointer.saw([desk.event("a", seq)])
+        checkpointer.on_commit([desk.event("a", seq)])
         lengths.append(desk.path.stat().st_size)
     assert desk.synced == [(desk.path.name, lengths[0]), (desk.folder.name, 0), (desk.path.name, lengths[1])]
 
@@ -110,11 +110,11 @@ def test_a_checkpoint_that_cannot_be_synced_is_taken_back_and_made_up_for(desk: 
 
     machine = CheckpointIo(sync=fails)
     checkpointer = Checkpointer(desk.folder, desk.key_path, desk.store_id, lambda: desk.now, machine=machine)
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     assert "Input/output error" in checkpointer.problem
     assert desk.path.read_bytes() == b""
     other = desk.checkpointer()
-    other.saw([desk.event("a", 1)])
+    other.on_commit([desk.event("a", 1)])
     assert desk.heads() == [{"a": 1}]
 
 
@@ -122,8 +122,8 @@ def test_a_flush_writes_what_is_left_and_nothing_twice(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
     checkpointer.flush()
     assert not desk.path.exists()
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([desk.event("b", 7)])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("b", 7)])
     checkpointer.flush()
     checkpointer.flush()
     assert desk.heads() == [{"a": 1}, {"b": 7}]
@@ -131,9 +131,9 @@ def test_a_flush_writes_what_is_left_and_nothing_twice(desk: "Desk") -> None:
 
 def test_events_that_are_told_out_of_order_keep_the_highest_head(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([desk.event("a", 3)])
-    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 3)])
+    checkpointer.on_commit([desk.event("a", 2)])
     checkpointer.flush()
     assert desk.heads() == [{"a": 1}, {"a": 3}]
 
@@ -141,12 +141,12 @@ def test_events_that_are_told_out_of_order_keep_the_highest_head(desk: "Desk") -
 def test_several_processes_share_one_chain(desk: "Desk") -> None:
     one, two = desk.checkpointer(every_events=1), desk.checkpointer(every_events=1)
     for seq in range(1, 6):
-        one.saw([desk.event("a", seq)])
-        two.saw([desk.event("b", seq)])
+        one.on_commit([desk.event("a", seq)])
+        two.on_commit([desk.event("b", seq)])
     chronicle = desk.read()
     assert chronicle.findings == []
     assert [line.number for line in desk.lines()] == list(range(1, 11))
-    assert (chronicle.covered("a"), chronicle.covered("b"), chronicle.covered("c")) == (5, 5, 0)
+    assert (chronicle.find_covered("a"), chronicle.find_covered("b"), chronicle.find_covered("c")) == (5, 5, 0)
 
 
 def edit_in_place(path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_checkpoint_names_the_line_that_is_there_and_not_the_one_that_was(
     desk: "Desk", change: Callable[[Path], None]
 ) -> None:
     checkpointer = desk.checkpointer(every_events=1)
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     change(desk.path)
-    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 2)])
     *before, last = desk.path.read_bytes().splitlines()
     written = parse_checkpoint(last)
     assert written is not None
@@ -200,7 +200,7 @@ def test_processes_that_append_at_the_same_time_never_break_the_chain(desk: "Des
     assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
     chronicle = desk.read()
     assert chronicle.findings == []
-    assert [chronicle.covered(name) for name in ("a", "b", "c")] == [20, 20, 20]
+    assert [chronicle.find_covered(name) for name in ("a", "b", "c")] == [20, 20, 20]
     assert len({line.key for line in desk.lines()}) == 1
 
 
@@ -221,13 +221,13 @@ def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None
 def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
     desk.folder.rmdir()
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([desk.event("b", 1, "session_ended")])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("b", 1, "session_ended")])
     assert str(desk.path) in checkpointer.problem
     assert "No such file" in checkpointer.problem
     desk.folder.mkdir()
     desk.now += RETRY_INTERVAL
-    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 2)])
     assert checkpointer.problem == ""
     assert desk.heads() == [{"a": 2, "b": 1}]
 
@@ -235,10 +235,10 @@ def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk"
 def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
     desk.folder.rmdir()
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     desk.folder.mkdir()
     desk.now += RETRY_INTERVAL - 1
-    checkpointer.saw([desk.event("a", 2, "session_ended")])
+    checkpointer.on_commit([desk.event("a", 2, "session_ended")])
     assert not desk.path.exists()
     checkpointer.flush()
     assert desk.heads() == [{"a": 2}]
@@ -247,7 +247,7 @@ def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> N
 def test_a_full_disk_is_told_and_loses_nothing(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
     desk.path.symlink_to("/dev/full")
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     assert checkpointer.problem != ""
     desk.path.unlink()
     checkpointer.flush()
@@ -287,7 +287,7 @@ def test_what_was_written_of_a_line_that_found_no_room_is_taken_back(desk: "Desk
 def test_a_key_that_cannot_be_used_is_told(desk: "Desk", content: bytes) -> None:
     desk.key_path.write_bytes(content)
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     assert str(desk.key_path) in checkpointer.problem
     desk.key_path.unlink()
     checkpointer.flush()
@@ -298,7 +298,7 @@ def test_a_process_that_keeps_the_file_locked_stops_nobody(desk: "Desk") -> None
     checkpointer = desk.checkpointer()
     file = os.open(desk.path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(file, fcntl.LOCK_EX)
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     assert "locked" in checkpointer.problem
     assert 0 < desk.pauses <= 10
     os.close(file)
@@ -308,13 +308,13 @@ def test_a_process_that_keeps_the_file_locked_stops_nobody(desk: "Desk") -> None
 
 def test_a_torn_last_line_is_told_and_the_next_append_removes_it(desk: "Desk") -> None:
     checkpointer = desk.checkpointer()
-    checkpointer.saw([desk.event("a", 1)])
+    checkpointer.on_commit([desk.event("a", 1)])
     whole = desk.path.read_bytes()
     for cut in range(1, len(whole), 37):
         desk.path.write_bytes(whole + whole[:cut])
         chronicle = desk.read()
         assert (chronicle.torn, chronicle.count, chronicle.findings) == (True, 1, [])
-    checkpointer.saw([desk.event("a", 2)])
+    checkpointer.on_commit([desk.event("a", 2)])
     checkpointer.flush()
     chronicle = desk.read()
     assert (chronicle.torn, chronicle.count, chronicle.findings) == (False, 2, [])
@@ -322,7 +322,7 @@ def test_a_torn_last_line_is_told_and_the_next_append_removes_it(desk: "Desk") -
 
 def test_a_file_with_nothing_but_a_torn_line_begins_anew(desk: "Desk") -> None:
     desk.path.write_bytes(b'{"number":1')
-    desk.checkpointer().saw([desk.event("a", 1)])
+    desk.checkpointer().on_commit([desk.event("a", 1)])
     assert desk.heads() == [{"a": 1}]
     assert desk.read().findings == []
 
@@ -330,7 +330,7 @@ def test_a_file_with_nothing_but_a_torn_line_begins_anew(desk: "Desk") -> None:
 def test_lines_longer_than_a_block_are_continued_rightly(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
     for seq in (1, 2, 3):
-        checkpointer.saw([desk.event(f"stream-{number}", seq) for number in range(1500)])
+        checkpointer.on_commit([desk.event(f"stream-{number}", seq) for number in range(1500)])
     assert desk.path.stat().st_size > 3 * 64 * 1024
     assert desk.read().findings == []
     assert [line.number for line in desk.lines()] == [1, 2, 3]
@@ -361,7 +361,7 @@ async def test_a_store_flushes_its_observers_by_a_timer(desk: "Desk", commits_be
         every_seconds = 0.001
         flushes = 0
 
-        def saw(self, events: object) -> None:
+        def on_commit(self, events: object) -> None:
             pass
 
         def flush(self) -> None:

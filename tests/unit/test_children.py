@@ -42,7 +42,7 @@ def test_words_of_several_children_are_heard_until_all_have_ended() -> None:
     with children() as started:
         for first in (0, 10):
             started.start(counting, first)
-        assert sorted(word for _, word in started.words()) == [0, 1, 2, 10, 11, 12]
+        assert sorted(word for _, word in started.messages()) == [0, 1, 2, 10, 11, 12]
 
 
 def test_a_killed_child_is_gone_at_once() -> None:
@@ -51,19 +51,19 @@ def test_a_killed_child_is_gone_at_once() -> None:
         child.kill()
         assert child.wait() == -signal.SIGKILL
         with pytest.raises(EOFError):
-            child.hear()
+            child.receive()
 
 
 def test_a_stopped_child_does_nothing_until_it_is_continued() -> None:
     with children() as started:
         child = started.start(repeating)
-        child.tell("one")
-        assert child.hear() == "one"
+        child.send("one")
+        assert child.receive() == "one"
         child.stop()
-        child.tell("two")
+        child.send("two")
         assert not child.pipe.poll(0.05)
-        child.go_on()
-        assert child.hear() == "two"
+        child.resume()
+        assert child.receive() == "two"
 
 
 @pytest.mark.parametrize("work", [failing, failing_together])
@@ -71,20 +71,20 @@ def test_an_error_of_a_child_is_said_in_its_own_sentence(work: Callable[[Pipe], 
     with children() as started:
         started.start(work)
         with pytest.raises(ChildFailed, match=r"^The disk is full\.$"):
-            list(started.words())
+            list(started.messages())
 
 
 def test_what_a_disk_does_to_a_child_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     with children() as started:
         started.start(failing_alone)
         with pytest.raises(ChildFailed, match="No space left on device"):
-            list(started.words())
+            list(started.messages())
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_signals_to_end_are_for_the_drill_and_not_for_its_children() -> None:
     with children() as started:
-        assert started.start(masked_signals).hear() >= {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        assert started.start(masked_signals).receive() >= {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 

@@ -21,7 +21,7 @@ def flaws(chronicle: CheckpointLog) -> list[tuple[str, int]]:
 def three_lines(desk: "Desk") -> list[bytes]:
     checkpointer = desk.checkpointer(every_events=1)
     for seq in (1, 2, 3):
-        checkpointer.saw([desk.event("a", seq)])
+        checkpointer.on_commit([desk.event("a", seq)])
     return desk.path.read_bytes().splitlines(keepends=True)
 
 
@@ -51,15 +51,15 @@ def test_a_changed_file_of_checkpoints_is_found(
 
 def test_a_line_after_a_missing_one_still_vouches_for_its_events(desk: "Desk") -> None:
     desk.path.write_bytes(three_lines(desk)[2])
-    assert desk.read().covered("a") == 3
+    assert desk.read().find_covered("a") == 3
 
 
 def test_an_append_goes_on_after_a_line_that_was_damaged(desk: "Desk") -> None:
     lines = three_lines(desk)
     desk.path.write_bytes(b"".join([*lines[:2], b"damaged\n"]))
-    desk.checkpointer().saw([desk.event("a", 4)])
+    desk.checkpointer().on_commit([desk.event("a", 4)])
     assert flaws(desk.read()) == [("checkpoint_altered", 3)]
-    assert desk.read().covered("a") == 4
+    assert desk.read().find_covered("a") == 4
 
 
 def test_checkpoints_of_another_store_vouch_for_nothing(desk: "Desk") -> None:
@@ -80,6 +80,6 @@ def test_checkpoints_with_a_key_that_is_not_trusted_vouch_for_nothing(desk: "Des
 
 def test_two_checkpoints_that_contradict_each_other_are_found(desk: "Desk") -> None:
     checkpointer = desk.checkpointer(every_events=1)
-    checkpointer.saw([desk.event("a", 1)])
-    checkpointer.saw([msgspec.structs.replace(desk.event("a", 1), hash=bytes(32))])
+    checkpointer.on_commit([desk.event("a", 1)])
+    checkpointer.on_commit([msgspec.structs.replace(desk.event("a", 1), hash=bytes(32))])
     assert flaws(desk.read()) == [("rewritten", 1)]

@@ -229,7 +229,7 @@ def folder(tmp_path: Path) -> Path:
 def test_each_key_of_how_an_agent_thinks_changes_its_mind(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_agent(FleetConfig(), agent(nested(placed(path), written)), folder).mind
+    mind = resolve_agent(FleetConfig(), agent(nested(placed(path), written)), folder).model_settings
     assert look(mind) == expected
     assert mind != BrainSpec()
 
@@ -238,7 +238,7 @@ def test_each_key_of_how_an_agent_thinks_changes_its_mind(
 def test_each_key_of_the_fleet_on_how_agents_think_changes_their_minds(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_agent(fleet(nested(placed(path), written)), agent(), folder).mind
+    mind = resolve_agent(fleet(nested(placed(path), written)), agent(), folder).model_settings
     assert look(mind) == expected
     assert mind != BrainSpec()
 
@@ -252,20 +252,20 @@ def test_no_key_of_how_an_agent_thinks_touches_its_policy(path: str, written: st
 def test_fallback_models_are_read(folder: Path) -> None:
     mind = resolve_agent(
         FleetConfig(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder
-    ).mind
+    ).model_settings
     assert mind.fallback_models == ("anthropic:b", "ollama:c:7b")
 
 
 def test_a_provider_of_the_fleet_and_of_the_agent_are_put_together(folder: Path) -> None:
     ours = "providers:\n  house: {base_url: 'https://llm.example/v1', wire: anthropic}\n"
     theirs = "model: house:big\nproviders:\n  house:\n    api_key: ${secret:HOUSE}\n"
-    mind = resolve_agent(fleet(ours), agent(theirs), folder).mind
+    mind = resolve_agent(fleet(ours), agent(theirs), folder).model_settings
     house = Provider(wire="anthropic", base_url="https://llm.example/v1", api_key="${secret:HOUSE}")
     assert mind.providers == {"house": house}
 
 
 def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
-    mind = resolve_agent(FleetConfig(), agent(), folder).mind
+    mind = resolve_agent(FleetConfig(), agent(), folder).model_settings
     assert mind == BrainSpec()
     assert (mind.max_retries, mind.max_output_tokens, mind.context_window, mind.streaming) == (3, 4096, 0, None)
     assert (mind.max_tokens_recoveries, mind.max_repeated_tool_steps, mind.context_strategy) == (2, 3, "compact")
@@ -281,7 +281,7 @@ def test_the_price_of_a_model_is_read() -> None:
 
 def test_the_rates_of_a_model_and_of_a_whole_provider_are_read_together(folder: Path) -> None:
     text = "rates:\n  anthropic/claude: {requests_per_minute: 50, tokens_per_minute: 40000}\n"
-    mind = resolve_agent(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder).mind
+    mind = resolve_agent(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder).model_settings
     assert mind.rates == {"anthropic:claude": RateLimit(50, 40_000), "anthropic:*": RateLimit(80)}
 
 

@@ -15,11 +15,11 @@ BOMB = b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (i, i, i - 1, i - 
 def test_values_keep_their_lines() -> None:
     document = load_bytes(b"a: 1\nb:\n  - x\n  - {c: true}\n", "f.yaml")
     assert document.value == {"a": 1, "b": ["x", {"c": True}]}
-    assert document.places.lines == {(): 1, ("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
+    assert document.source_map.lines == {(): 1, ("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
 
 
 def test_what_is_not_there_is_placed_at_what_is_around_it() -> None:
-    places = load_bytes(b"a:\n  b: 1\n", "f.yaml").places
+    places = load_bytes(b"a:\n  b: 1\n", "f.yaml").source_map
     assert places.at(("a", "b", "c", 3)) == "f.yaml line 2"
     assert places.at(("z",)) == "f.yaml line 1"
 

@@ -159,7 +159,7 @@ def test_every_value_of_a_file_has_its_line(value: Any, indent: int | str | None
     document = load_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(), "f")
     assert isinstance(document, Document)
     assert document.value == value
-    assert set(document.places.lines) == paths(value)
+    assert set(document.source_map.lines) == paths(value)
 
 
 @given(st.binary() | JSON.map(lambda value: json.dumps({"mcpServers": {"a": value}}).encode()))

@@ -240,7 +240,7 @@ def test_what_the_fleet_allows_is_thought_with(tmp_path: Path) -> None:
         "providers:\n  house:\n    base_url: https://LLM.example.com/v1\n    api_key: ${secret:A}\n"
         "  near: {base_url: 'http://[::1]:8000'}\n"
     )
-    mind = resolve_agent(fleet(bound), agent(said), tmp_path).mind
+    mind = resolve_agent(fleet(bound), agent(said), tmp_path).model_settings
     assert (mind.model, mind.fallback_models, mind.max_retries) == ("house:big", ("reflex:rules",), 1)
 
 
@@ -256,7 +256,7 @@ def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[
         f"model: {named[0]}\nfallback_models: {named[1:]}\n" + ("" if own is None else f"allowed_models: {own}\n")
     )
     try:
-        mind = resolve_agent(fleet(f"allowed_models: {bound}\n"), said, Path("/nonexistent")).mind
+        mind = resolve_agent(fleet(f"allowed_models: {bound}\n"), said, Path("/nonexistent")).model_settings
     except ConfigError:
         return
     for model in (mind.model, *mind.fallback_models):
@@ -267,8 +267,8 @@ def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[
 
 def test_the_words_of_the_file_come_before_those_of_agents_md(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_bytes("\ufeff# Night\n\nWatch.\n".encode())
-    assert resolve_agent(FleetConfig(), agent(), tmp_path).mind.instructions == "# Night\n\nWatch."
-    both = resolve_agent(FleetConfig(), agent("instructions: |\n  First this.\n"), tmp_path).mind
+    assert resolve_agent(FleetConfig(), agent(), tmp_path).model_settings.instructions == "# Night\n\nWatch."
+    both = resolve_agent(FleetConfig(), agent("instructions: |\n  First this.\n"), tmp_path).model_settings
     assert both.instructions == "First this.\n\n# Night\n\nWatch."
 
 
@@ -305,7 +305,7 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("Be brief.")
     (tmp_path / "AGENTS.md").symlink_to("notes.md")
-    assert resolve_agent(FleetConfig(), agent(), tmp_path).mind.instructions == "Be brief."
+    assert resolve_agent(FleetConfig(), agent(), tmp_path).model_settings.instructions == "Be brief."
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -356,5 +356,5 @@ def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
 
 def test_equal_minds_are_written_alike(tmp_path: Path) -> None:
     texts = ("model: openai:a\ntool_calls: native\n", "model: openai/a\n")
-    first, second = (resolve_agent(FleetConfig(), agent(text), tmp_path).mind for text in texts)
+    first, second = (resolve_agent(FleetConfig(), agent(text), tmp_path).model_settings for text in texts)
     assert first.canonical() == second.canonical() != BrainSpec().canonical()

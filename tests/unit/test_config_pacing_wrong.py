@@ -436,7 +436,7 @@ def put(value: Any, steps: list[int], other: Any) -> Any:
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=7), ANYTHING | WORDS)
 def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other: Any) -> None:
     whole = load_bytes(WHOLE.encode(), "agent.yaml")
-    document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
+    document = Document({"name": "x", **put(whole.value, steps, other)}, whole.source_map)
     found: Pacing | str
     try:
         found = resolve_agent(FleetConfig(), parse_agent(document), None).pacing

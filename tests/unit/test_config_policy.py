@@ -28,7 +28,7 @@ def fleet(text: str) -> FleetConfig:
 
 
 def stored(text: str) -> FleetConfig:
-    return parse_stored_fleet(canonicalize_policy(fleet(text).said))
+    return parse_stored_fleet(canonicalize_policy(fleet(text).raw))
 
 
 def agent(text: str = "") -> AgentFile:
@@ -244,9 +244,9 @@ def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_b
         "limits: {max_cost_usd_per_day: 0.05}\nretention: 90d\nmodels: {'a:b': {price: {input: 0.1, output: 2}}}\n"
         "notify: {channels: [{name: ops, type: webhook, url: 'https://hooks.example/T0/B0/made-up'}]}"
     )
-    policy = canonicalize_policy(fleet(text).said)
+    policy = canonicalize_policy(fleet(text).raw)
     assert "hooks.example" not in policy
-    assert digest_policy(policy) == digest_policy(canonicalize_policy(dict(reversed([*fleet(text).said.items()]))))
+    assert digest_policy(policy) == digest_policy(canonicalize_policy(dict(reversed([*fleet(text).raw.items()]))))
     again = parse_stored_fleet(policy).spec
     assert (again.limits, again.retention, again.models) == (
         fleet(text).spec.limits,

@@ -128,7 +128,7 @@ def test_what_has_changed_since_is_told(folder: Path, trust: TrustFile) -> None:
     (folder / "server").write_text("evil")
     (folder / "new").write_text("")
     (folder / "notes.txt").unlink()
-    told = trust.changed(folder, AgentCode(folder).contents())
+    told = trust.describe_change(folder, AgentCode(folder).contents())
     assert told == "changed: `server`; new: `new`; gone: `notes.txt`"
 
 

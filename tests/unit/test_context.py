@@ -20,14 +20,14 @@ from halter.loop.history import (
     HistoryShape,
     TooLarge,
     Transcript,
-    all_trusted,
+    are_all_trusted,
     build_history_view,
+    can_start,
     find_unanswered,
     fit_history,
     list_left_out,
     make_marker,
     marker_text,
-    may_start,
     measure_message,
     shorten_results,
 )
@@ -107,7 +107,7 @@ def test_what_is_said_in_place_of_the_rest_counts_as_well() -> None:
     ],
 )
 def test_nothing_begins_with_a_result(message: Message, expected: bool) -> None:  # noqa: FBT001
-    assert may_start(message) is expected
+    assert can_start(message) is expected
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_what_a_second_cut_leaves_out_is_told_apart_from_the_first() -> None:
 
 
 def test_a_summary_of_anything_untrusted_is_not_trusted() -> None:
-    assert all_trusted([make_user_message("a"), make_user_message("b", "config")])
-    assert not all_trusted([make_user_message("a"), results("x")])
-    assert not all_trusted([make_user_message("a"), make_user_message("b", "document", trusted=False)])
-    assert not all_trusted([Message("assistant", (ToolCall("c", "read", "{}"),))])
+    assert are_all_trusted([make_user_message("a"), make_user_message("b", "config")])
+    assert not are_all_trusted([make_user_message("a"), results("x")])
+    assert not are_all_trusted([make_user_message("a"), make_user_message("b", "document", trusted=False)])
+    assert not are_all_trusted([Message("assistant", (ToolCall("c", "read", "{}"),))])
 
 
 def long_result(length: int) -> Message:
@@ -260,7 +260,7 @@ def grow(session: Session, kind: str, length: int, calls: int) -> None:
 def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
     """Make the request that a loop would make, and see that all promises hold."""
     history, sizes = session.history, [measure_message(message) for message in session.history]
-    starts = [may_start(message) for message in history]
+    starts = [can_start(message) for message in history]
     now = HistoryShape(sizes=sizes, starts=starts, task=0, turn=session.turn, newest=find_unanswered(history))
     match fit_history(now, window, session.cut, marker=MARKER_TOKENS):
         case TooLarge(least):

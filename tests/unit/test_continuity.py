@@ -57,7 +57,7 @@ class History:
         return Continuity(self.folder, self.place)
 
     def look(self, store: list[Stored] | None = None) -> OlderCopy | AcceptancePending | None:
-        return self.continuity().look(asking(self.events if store is None else store), STORE)
+        return self.continuity().check(asking(self.events if store is None else store), STORE)
 
 
 class Asking:
@@ -112,7 +112,7 @@ def lived(history: History, taken: Steps) -> int:
         if what == FLUSH:
             process.flush()
         else:
-            process.saw([history.commits(what)])
+            process.on_commit([history.commits(what)])
             last[number] = len(history.events)
         if first or what == FLUSH:
             known = max(known, last[number])
@@ -149,12 +149,12 @@ def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_
         del history.events[length:]
         person = history.process()
         accepted = history.commits(FLEET, StoreAccepted(by="ada", lacks="much"), salt=1)
-        person.accept(found.given_up)
-        person.saw([accepted])
+        person.accept(found.count_given_up)
+        person.on_commit([accepted])
         assert history.look() is None
         for _, what in after:
             if what != FLUSH:
-                person.saw([history.commits(what, salt=1)])
+                person.on_commit([history.commits(what, salt=1)])
         person.flush()
         assert history.look() is None
         chronicle = read_checkpoint_log(history.folder, STORE)
@@ -169,11 +169,11 @@ def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_
 def test_what_is_missing_is_said_in_words(history: History) -> None:
     process = history.process()
     history.now = 1_700_000_000 * SECOND
-    process.saw([history.commits("session:a")])
+    process.on_commit([history.commits("session:a")])
     ends = len(history.events)
-    process.saw([history.commits("session:a", CallSettled(call="c", outcome="ok", charge=Charge(usd=120_000)))])
-    process.saw([history.commits("session:a", DecisionMade(decision="d", verdict="deny", by="ada", digest=""))])
-    process.saw([history.commits("fleet", HaltRequested(scope="fleet", by="ada"))])
+    process.on_commit([history.commits("session:a", CallSettled(call="c", outcome="ok", charge=Charge(usd=120_000)))])
+    process.on_commit([history.commits("session:a", DecisionMade(decision="d", verdict="deny", by="ada", digest=""))])
+    process.on_commit([history.commits("fleet", HaltRequested(scope="fleet", by="ada"))])
     found = history.look(history.copy(ends))
     assert isinstance(found, OlderCopy)
     assert found.sentence() == (
@@ -187,20 +187,20 @@ def test_what_is_missing_is_said_in_words(history: History) -> None:
 def test_a_store_is_looked_at_in_a_few_reads_however_much_was_checkpointed(history: History) -> None:
     process = history.process()
     for number in range(3 * FITTING_CHECKPOINTS):
-        process.saw([history.commits(f"session:{number % 7}"), history.commits("session:other")])
+        process.on_commit([history.commits(f"session:{number % 7}"), history.commits("session:other")])
         process.flush()
     ask = asking(history.events)
-    assert history.continuity().look(ask, STORE) is None
+    assert history.continuity().check(ask, STORE) is None
     assert ask.asked == FITTING_CHECKPOINTS
 
 
 def test_lines_of_other_processes_that_know_nothing_later_hide_nothing(history: History) -> None:
     others = [history.process() for _ in range(60)]
     for number, process in enumerate(others):
-        process.saw([history.commits(f"session:{number}")])
-        process.saw([history.commits(f"session:{number}")])
+        process.on_commit([history.commits(f"session:{number}")])
+        process.on_commit([history.commits(f"session:{number}")])
     length = len(history.events)
-    history.process().saw([history.commits("fleet")])
+    history.process().on_commit([history.commits("fleet")])
     for process in others:
         process.flush()
     assert isinstance(history.look(history.copy(length)), OlderCopy)
@@ -209,7 +209,7 @@ def test_lines_of_other_processes_that_know_nothing_later_hide_nothing(history: 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_by_all_its_heads(history: History) -> None:
     process = history.process()
-    process.saw([history.commits("session:a"), history.commits("fleet")])
+    process.on_commit([history.commits("session:a"), history.commits("fleet")])
     path, key = checkpoint_file(history.folder, STORE), load_signing_key(history.key)
     old = msgspec.json.decode(path.read_bytes())
     del old["last"]
@@ -222,20 +222,20 @@ def test_a_checkpoint_of_an_earlier_version_is_compared_by_all_its_heads(history
 
 
 def test_a_line_that_nobody_signed_raises_no_doubt_and_hides_none(history: History, tmp_path: Path) -> None:
-    history.process().saw([history.commits("fleet"), history.commits("fleet")])
+    history.process().on_commit([history.commits("fleet"), history.commits("fleet")])
     trusted = {load_signing_key(history.key).public}
     forger = history.process(tmp_path / "forged")
     forger.accept({"fleet": 0})
     ahead = msgspec.structs.replace(history.events[-1], seq=9)
-    forger.saw([ahead])
+    forger.on_commit([ahead])
     forger.flush()
     continuity = Continuity(history.folder, history.place, trusted)
-    assert continuity.look(asking(history.events), STORE) is None
-    assert isinstance(continuity.look(asking(history.copy(1)), STORE), OlderCopy)
+    assert continuity.check(asking(history.events), STORE) is None
+    assert isinstance(continuity.check(asking(history.copy(1)), STORE), OlderCopy)
 
 
 def test_what_was_accepted_on_another_machine_is_accepted_here(history: History) -> None:
-    history.process().saw([history.commits("session:a"), history.commits("session:b")])
+    history.process().on_commit([history.commits("session:a"), history.commits("session:b")])
     del history.events[1:]
     assert isinstance(history.look(), OlderCopy)
     history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))
@@ -248,27 +248,27 @@ def test_what_was_accepted_on_another_machine_is_accepted_here(history: History)
 
 def test_an_acceptance_that_the_checkpoints_know_excuses_no_later_loss(history: History) -> None:
     process = history.process()
-    process.saw([history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))])
-    process.saw([history.commits("session:a")])
+    process.on_commit([history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))])
+    process.on_commit([history.commits("session:a")])
     process.flush()
     assert isinstance(history.look(history.copy(1)), OlderCopy)
 
 
 def test_a_store_that_is_gone_or_was_replaced_is_missed_where_it_was_used(history: History) -> None:
     continuity = history.continuity()
-    assert continuity.gone() is None
+    assert continuity.find_missing_store() is None
     continuity.remember(STORE)
-    assert continuity.gone() is None, "nothing of it was ever checkpointed"
-    history.process().saw([history.commits("fleet")])
-    gone = continuity.gone()
+    assert continuity.find_missing_store() is None, "nothing of it was ever checkpointed"
+    history.process().on_commit([history.commits("fleet")])
+    gone = continuity.find_missing_store()
     assert gone is not None
     assert "is gone" in gone.sentence()
-    replaced = continuity.look(asking([]), "another")
+    replaced = continuity.check(asking([]), "another")
     assert isinstance(replaced, OlderCopy)
     assert "is not the one that was used here before" in replaced.sentence()
-    assert Continuity(history.folder, "elsewhere").look(asking([]), "another") is None
+    assert Continuity(history.folder, "elsewhere").check(asking([]), "another") is None
     continuity.remember("another")
-    assert continuity.look(asking([]), "another") is None
+    assert continuity.check(asking([]), "another") is None
 
 
 def spelled(folder: Path) -> Iterator[str]:

@@ -42,7 +42,7 @@ from halter.dashboard.parts import (
     thin_points,
 )
 from halter.dashboard.session import find_number_series
-from halter.operations.queries import Saw
+from halter.operations.queries import HotStateShown
 
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
 
@@ -179,7 +179,10 @@ def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
 
 
 def test_only_facts_that_are_numbers_and_seen_more_than_once_are_drawn() -> None:
-    seen = [Saw(1, {"a": 1, "b": "x", "c": True, "d": 1e300}), Saw(2, {"a": 2.5, "b": 7, "e": None})]
+    seen = [
+        HotStateShown(1, {"a": 1, "b": "x", "c": True, "d": 1e300}),
+        HotStateShown(2, {"a": 2.5, "b": 7, "e": None}),
+    ]
     assert find_number_series(seen) == {"a": [(1, 1.0), (2, 2.5)]}
 
 

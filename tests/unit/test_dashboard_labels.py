@@ -10,7 +10,7 @@ import pytest
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
 from halter.core.rows import SessionRow
-from halter.dashboard.home import indent_arguments, list_need_pages, tell_story
+from halter.dashboard.home import build_story, indent_arguments, list_need_pages
 from halter.dashboard.labels import (
     explain_health,
     format_money,
@@ -21,14 +21,14 @@ from halter.dashboard.labels import (
     is_unwell,
     label_health,
     shorten_id,
-    word_scopes,
+    translate_scopes,
 )
 from halter.dashboard.parts import split_arguments
 from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
 from halter.dashboard.session import find_number_series
 from halter.dashboard.sessions import count_states, fits_filter
 from halter.operations.money import Spending
-from halter.operations.queries import AgentLine, Saw
+from halter.operations.queries import AgentLine, HotStateShown
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
@@ -73,14 +73,17 @@ def test_ids_and_tokens_are_short() -> None:
     ],
 )
 def test_an_agent_has_a_word_for_its_health_and_a_reason(line: AgentLine, word: str, why: str, *, unwell: bool) -> None:
-    assert (label_health(line).word, explain_health(line), is_unwell(line)) == (word, why, unwell)
+    assert (label_health(line).text, explain_health(line), is_unwell(line)) == (word, why, unwell)
 
 
 def test_scopes_and_windows_are_told_as_people_say_them() -> None:
-    assert word_scopes("session:a-1 was halted by ann.") == "Session a-1 was halted by ann."
+    assert translate_scopes("session:a-1 was halted by ann.") == "Session a-1 was halted by ann."
     near = "96 % of the cap of trigger:a/reports (day/2026-11-17) are spent."
-    assert word_scopes(near) == "96 % of the cap of trigger a/reports (today) are spent."
-    assert word_scopes("a/papers leaves a document to you: http://x.") == "a/papers leaves a document to you: http://x."
+    assert translate_scopes(near) == "96 % of the cap of trigger a/reports (today) are spent."
+    assert (
+        translate_scopes("a/papers leaves a document to you: http://x.")
+        == "a/papers leaves a document to you: http://x."
+    )
 
 
 def test_what_needs_a_person_leads_to_where_it_is_settled() -> None:
@@ -99,7 +102,7 @@ def test_the_story_of_a_night_tells_what_happened_alike_once() -> None:
     night = NightSummary(
         since=0, ends=[ended], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)]
     )
-    assert [line.text for line in tell_story(night, (), ())] == [
+    assert [line.text for line in build_story(night, (), ())] == [
         "shop ended 1,200 sessions: failed, it repeated itself",
         "ann denied pay of shop",
         "ann approved pay of shop, 2 times",
@@ -151,8 +154,8 @@ def test_spending_is_summed_up_by_model_and_by_tool() -> None:
     assert [line.name for line in lines if not is_of_model(line)] == ["search"]
     big, rules = sum_by_name([line for line in lines if is_of_model(line)])
     assert (big.name, big.spends, big.tokens_in + big.tokens_out) == ("anthropic:big", 3, 180)
-    assert (big.spent, big.share) == (Decimal("0.75"), 1.0)
-    assert (rules.name, rules.share) == ("reflex:rules", 0.0)
+    assert (big.spent, big.fraction) == (Decimal("0.75"), 1.0)
+    assert (rules.name, rules.fraction) == ("reflex:rules", 0.0)
 
 
 def test_sessions_are_counted_by_how_they_stand() -> None:
@@ -177,7 +180,7 @@ def test_sessions_are_filtered_by_how_they_stand() -> None:
 
 
 def test_numbers_inside_of_a_fact_are_charted_by_their_own_names() -> None:
-    seen = [Saw(at, {"machine": {"cpu": at, "name": "north"}, "ready": True}) for at in (1, 2)]
+    seen = [HotStateShown(at, {"machine": {"cpu": at, "name": "north"}, "ready": True}) for at in (1, 2)]
     assert find_number_series(seen) == {"machine.cpu": [(1, 1.0), (2, 2.0)]}
 
 

@@ -119,11 +119,11 @@ def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
     assert reason(step(capped)) == "wrap_up"
     assert step(capped, rules(on_cap="stop")) == Finish("cost_cap_reached", "no money")
     assert step(capped, rules(on_cap="ask")) == Finish("cost_cap_reached", "no money")
-    wrapping = capped.told("wrap_up", 0)
+    wrapping = capped.with_message("wrap_up", 0)
     assert step(wrapping) == Think()
     assert why(step(wrapping.thought("end", (), 0, spoke=False))) == "cost_cap_reached"
-    assert why(step(wrapping.failed(0, FailedAttempt("no", may_retry=True), 0))) == "cost_cap_reached"
-    assert why(step(wrapping.refused(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
+    assert why(step(wrapping.with_failure(0, FailedAttempt("no", may_retry=True), 0))) == "cost_cap_reached"
+    assert why(step(wrapping.with_refusal(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
 
 
 def test_an_overrun_ends_the_turn_at_once() -> None:
@@ -132,19 +132,21 @@ def test_an_overrun_ends_the_turn_at_once() -> None:
 
 def test_a_cap_that_a_call_met_counts_once_all_calls_have_results() -> None:
     results = [ToolResult(CALL.id, "send", "cost_cap_reached", "too dear")]
-    assert reason(step(turn(calls=(CALL,), stop="calls").acted([CALL], results, 0))) == "wrap_up"
+    assert reason(step(turn(calls=(CALL,), stop="calls").with_results([CALL], results, 0))) == "wrap_up"
 
 
 def test_a_halt_that_a_call_met_ends_the_turn_and_stays() -> None:
-    halted = turn(calls=(CALL,), stop="calls").acted([CALL], [ToolResult(CALL.id, "send", "external_halt", "Stop.")], 0)
+    halted = turn(calls=(CALL,), stop="calls").with_results(
+        [CALL], [ToolResult(CALL.id, "send", "external_halt", "Stop.")], 0
+    )
     assert why(step(halted)) == "external_halt"
-    assert halted.acted([CALL], [ToolResult(CALL.id, "send", "ok", "Sent.")], 0).halted
+    assert halted.with_results([CALL], [ToolResult(CALL.id, "send", "ok", "Sent.")], 0).halted
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("ok", 0), ("invalid_arguments", 1), ("external_halt", 1)])
 def test_an_answer_that_did_not_fit_its_form_counts_as_a_reminder(outcome: Any, expected: int) -> None:
     call = ToolCall("c1_0_0", "final_answer", "{}")
-    acted = turn(calls=(call,), stop="calls").acted([call], [ToolResult(call.id, call.tool, outcome, "")], 0)
+    acted = turn(calls=(call,), stop="calls").with_results([call], [ToolResult(call.id, call.tool, outcome, "")], 0)
     assert (acted.expected, acted.answered) == (expected, not expected)
 
 
@@ -164,7 +166,7 @@ def test_words_end_the_turn_also_when_time_or_steps_are_just_used_up() -> None:
 def test_an_empty_answer_is_asked_about_once() -> None:
     empty = spoken(" \n")
     assert reason(step(empty)) == "empty_answer"
-    again = empty.told("empty_answer", 0).thought("end", (), 0, spoke=False)
+    again = empty.with_message("empty_answer", 0).thought("end", (), 0, spoke=False)
     assert step(again) == Finish("model_error", decide.SAID_NOTHING)
 
 
@@ -184,21 +186,21 @@ def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool)
     found = step(given, rules(max_tokens_recoveries=most))
     assert (why(found) == "ended") if ends else (reason(found) == "max_tokens_recovery")
     if not ends:
-        assert given.told("max_tokens_recovery", 0).recoveries == used + 1
+        assert given.with_message("max_tokens_recovery", 0).recoveries == used + 1
 
 
 def test_a_cut_call_is_asked_for_again() -> None:
     refused = [ToolResult(CALL.id, "send", "invalid_arguments", decide.CUT_CALL)]
-    given = turn(calls=(CALL,), stop="max_tokens").acted([CALL], refused, 0)
+    given = turn(calls=(CALL,), stop="max_tokens").with_results([CALL], refused, 0)
     assert reason(step(given)) == "cut_call"
-    assert given.told("cut_call", 0).recoveries == 1
+    assert given.with_message("cut_call", 0).recoveries == 1
 
 
 def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
     given, expecting = spoken("Seven."), rules(expects_output=True)
     for _ in range(MOST_OUTPUT_REMINDERS):
         assert reason(step(given, expecting)) == "output_expected"
-        told = given.told("output_expected", 0)
+        told = given.with_message("output_expected", 0)
         given = told.thought("end", (), 0, spoke=True)
     assert why(step(given, expecting)) == "model_error"
     assert step(turn(answered=True), expecting) == Finish("ended")
@@ -207,8 +209,8 @@ def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
 @pytest.mark.parametrize(("tool", "end"), [("yield", "yielded"), ("ask_user", "asked"), ("final_answer", "ended")])
 def test_a_verb_ends_the_turn_only_where_it_came_out_well(tool: str, end: str) -> None:
     call = ToolCall("c1_0_0", tool, "{}")
-    good = turn(calls=(call,)).acted([call], [ToolResult(call.id, tool, "ok", "")], 0)
-    bad = turn(calls=(call,)).acted([call], [ToolResult(call.id, tool, "invalid_arguments", "")], 0)
+    good = turn(calls=(call,)).with_results([call], [ToolResult(call.id, tool, "ok", "")], 0)
+    bad = turn(calls=(call,)).with_results([call], [ToolResult(call.id, tool, "invalid_arguments", "")], 0)
     assert why(step(good)) == end
     assert step(bad) == Think()
 
@@ -216,7 +218,7 @@ def test_a_verb_ends_the_turn_only_where_it_came_out_well(tool: str, end: str) -
 def acting(before: Turn, results: str) -> Turn:
     """Make the same call once for each letter, which is its result."""
     for letter in results:
-        before = before.acted((CALL,), (ToolResult(CALL.id, CALL.tool, "ok", letter),), 0)
+        before = before.with_results((CALL,), (ToolResult(CALL.id, CALL.tool, "ok", letter),), 0)
     return before
 
 
@@ -224,7 +226,7 @@ def test_circles_are_told_of_once_and_then_end_the_turn() -> None:
     circling = acting(turn(), "aaaa")
     assert step(acting(turn(), "aaa")) == Think()
     assert reason(step(circling)) == "repetition"
-    hinted = circling.told("repetition", 0)
+    hinted = circling.with_message("repetition", 0)
     assert step(hinted) == Think()
     assert why(step(acting(hinted, "a"))) == "repetition"
     assert step(acting(hinted, "b")) == Think()
@@ -234,9 +236,9 @@ def test_circles_are_told_of_once_and_then_end_the_turn() -> None:
 def test_a_circle_late_in_a_turn_is_told_of_and_ends_it_too() -> None:
     circling = acting(turn(), "abcdefghijklmnopqrstuvwxyz" + "z" * 3)
     assert reason(step(circling)) == "repetition"
-    assert step(circling.told("repetition", 0)) == Think()
-    assert step(acting(circling.told("repetition", 0), "yx")) == Think()
-    assert why(step(acting(circling.told("repetition", 0), "yxyx"))) == "repetition"
+    assert step(circling.with_message("repetition", 0)) == Think()
+    assert step(acting(circling.with_message("repetition", 0), "yx")) == Think()
+    assert why(step(acting(circling.with_message("repetition", 0), "yxyx"))) == "repetition"
 
 
 circles = st.tuples(st.text("abcdefg", min_size=1, max_size=6), st.integers(1, 8)).map(
@@ -258,8 +260,8 @@ def test_a_long_turn_remembers_only_its_newest_steps() -> None:
 
 def test_a_warning_is_given_once() -> None:
     assert reason(step(turn(), near_budget=True)) == "near_budget"
-    assert step(turn().told("near_budget", 0), near_budget=True) == Think()
-    assert turn().told("near_budget", 0).opened(2, 0, 0).warned
+    assert step(turn().with_message("near_budget", 0), near_budget=True) == Think()
+    assert turn().with_message("near_budget", 0).opened(2, 0, 0).warned
 
 
 RETRY, FINAL = FailedAttempt("busy", may_retry=True), FailedAttempt("bad")
@@ -303,7 +305,7 @@ def test_pauses_grow_and_spread_and_have_an_end() -> None:
 
 
 def ended(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Turn:
-    return turn(**given).ended(end, "", chosen, 0)
+    return turn(**given).with_end(end, "", chosen, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ SEEDS = range(8)
 def learned(numbers: Iterable[float], detected: DetectorState | None = None) -> tuple[DetectorState, list[float]]:
     detected, scores = detected or DetectorState(), []
     for x in numbers:
-        detected, score = detected.learn(x)
+        detected, score = detected.observe(x)
         scores.append(score)
     return detected, scores
 
@@ -38,7 +38,7 @@ def test_noise_hardly_ever_alarms(seed: int) -> None:
 @pytest.mark.parametrize("step", [-40, 40])
 def test_a_step_of_eight_deviations_is_found_at_once(seed: int, step: float) -> None:
     detected, _ = learned(noise(seed, 500))
-    assert detected.learn(100 + step)[1] >= 5
+    assert detected.observe(100 + step)[1] >= 5
 
 
 def test_nothing_alarms_while_it_warms_up() -> None:
@@ -49,17 +49,17 @@ def test_nothing_alarms_while_it_warms_up() -> None:
 def test_a_number_that_never_moved_and_jumps_scores_high_and_finite() -> None:
     detected, scores = learned([42.0] * 1000)
     assert max(scores) == 0
-    assert 1000 < detected.learn(43.0)[1] <= MAX_SCORE
-    assert detected.learn(math.nextafter(42, 43))[1] < 1
+    assert 1000 < detected.observe(43.0)[1] <= MAX_SCORE
+    assert detected.observe(math.nextafter(42, 43))[1] < 1
 
 
 def test_an_outlier_barely_moves_what_is_usual() -> None:
     before, _ = learned(noise(1, 500))
-    after, score = before.learn(1e12)
+    after, score = before.observe(1e12)
     assert score == MAX_SCORE
     assert abs(after.mean - before.mean) < 0.2 * before.deviation
     assert after.deviation < 1.2 * before.deviation
-    assert after.learn(140)[1] >= 5
+    assert after.observe(140)[1] >= 5
 
 
 def test_what_stays_becomes_the_new_usual() -> None:
@@ -68,7 +68,7 @@ def test_what_stays_becomes_the_new_usual() -> None:
     assert all(score >= 4 for score in scores[:20])
     assert max(scores[20:]) == 0
     assert detected.mean == pytest.approx(1000)
-    assert detected.learn(42.0)[1] >= 4
+    assert detected.observe(42.0)[1] >= 4
 
 
 def test_a_slow_drift_is_followed_without_an_alarm() -> None:
@@ -80,7 +80,7 @@ def test_a_slow_drift_is_followed_without_an_alarm() -> None:
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_passed_over(odd: float) -> None:
     detected, _ = learned(noise(1, 50))
-    assert detected.learn(odd) == (detected, 0.0)
+    assert detected.observe(odd) == (detected, 0.0)
 
 
 @pytest.mark.parametrize("value", [None, True, "5", [], {}, math.nan, math.inf, 10**400, -(10**400)])

@@ -20,7 +20,7 @@ from halter_drills.disk import (
     Synced,
     Wrote,
     commits,
-    committed,
+    find_committed,
     images,
     pages,
     parse,
@@ -92,7 +92,7 @@ def numbers(log: Log, seed: int = 1, per_point: int = 4) -> Iterator[tuple[Image
     """Each image with the number of the state that it holds."""
     states = [commit.digest for commit in commits(log)]
     for image in images(log, seed, per_point):
-        yield image, committed(pages(**image.files), states)
+        yield image, find_committed(pages(**image.files), states)
 
 
 def lost(log: Log) -> int:
@@ -358,6 +358,6 @@ def test_the_wal_of_an_empty_database_counts_for_nothing(wal: tuple[Path, bytes]
 
 def test_a_content_that_was_never_committed_or_twice_is_no_state() -> None:
     found = pages(b"SQLite format 3\0")
-    assert committed(found, []) is None
-    assert committed(found, [b"", found.digest]) == 1
-    assert committed(found, [found.digest, found.digest]) is None
+    assert find_committed(found, []) is None
+    assert find_committed(found, [b"", found.digest]) == 1
+    assert find_committed(found, [found.digest, found.digest]) is None

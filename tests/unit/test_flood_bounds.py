@@ -12,8 +12,8 @@ from halter_drills.checker import RecordedEvent
 from halter_drills.flood import (
     Outside,
     SessionRemains,
-    most_within,
-    not_at_rest,
+    count_most_within,
+    find_active,
     too_many_actions,
     too_many_tokens,
     too_many_turns,
@@ -37,7 +37,7 @@ def outside(*asked: tuple[int, int]) -> Outside:
     [([], 0), ([5], 1), ([0, 59, 60], 2), ([0, 59, 119], 2), ([0, 60, 120], 1), ([0, 100, 110, 120, 159], 4)],
 )
 def test_a_span_slides_over_all_moments(moments: list[int], most: int) -> None:
-    assert most_within(moments, 60) == most
+    assert count_most_within(moments, 60) == most
 
 
 def test_more_turns_than_without_a_sleep_are_found_also_across_the_full_hour() -> None:
@@ -84,4 +84,4 @@ def test_every_answer_is_charged_what_it_cost(charged: int, found: int) -> None:
     ],
 )
 def test_at_the_end_it_is_over_for_a_reason_or_will_be_woken(left: SessionRemains, found: int) -> None:
-    assert len(list(not_at_rest(left, 10))) == found
+    assert len(list(find_active(left, 10))) == found

@@ -13,11 +13,11 @@ from msgspec import UNSET
 from halter.autonomy.hot_state import (
     LARGEST_VALUE,
     LONGEST_BLOCK,
-    Awareness,
     ChangedValue,
     FieldChange,
     HotState,
     HotStateSnapshot,
+    LiveFacts,
     RejectedValue,
     Unchanged,
     list_changed_fields,
@@ -48,7 +48,7 @@ def state(**fields: HotField) -> HotState:
 
 
 def lines(hot: HotState, now: int = NOW, **more: Any) -> list[str]:
-    return hot.rendered(now, **more).splitlines()
+    return hot.render(now, **more).splitlines()
 
 
 def nested(levels: int) -> Any:
@@ -148,10 +148,10 @@ def test_a_value_is_bounded() -> None:
 def test_an_equal_value_is_no_change(old: Any, new: Any, *, same: bool) -> None:
     hot = state()
     hot.put("x", old, NOW, by="s")
-    before = hot.seen()
+    before = hot.take_snapshot()
     assert hot.put("x", new, NOW, by="s") == (Unchanged() if same else ChangedValue())
-    assert (hot.seen().digest == before.digest) == same
-    assert (list_changed_fields(before, hot.seen()) == ()) == same
+    assert (hot.take_snapshot().digest == before.digest) == same
+    assert (list_changed_fields(before, hot.take_snapshot()) == ()) == same
 
 
 def test_an_equal_value_renews_the_age() -> None:
@@ -165,7 +165,7 @@ def test_an_equal_value_renews_the_age() -> None:
 def test_what_is_changed_outside_later_is_not_changed_here() -> None:
     hot, mine = state(), {"a": [1]}
     hot.put("x", mine, NOW, by="s")
-    seen = hot.seen()
+    seen = hot.take_snapshot()
     mine["a"].append(2)
     hot.put("x", 3, NOW, by="s", append=True)
     assert seen.values == {"x": {"a": [1]}}
@@ -256,8 +256,8 @@ def test_notifications_come_first_and_failing_sensors_last() -> None:
 
 
 def test_nothing_to_show_is_nothing() -> None:
-    assert HotState({}).rendered(NOW) == ""
-    assert HotState({}).rendered(NOW, notes=["a"]).endswith('- "a"')
+    assert HotState({}).render(NOW) == ""
+    assert HotState({}).render(NOW, notes=["a"]).endswith('- "a"')
 
 
 def test_of_many_notifications_the_newest_are_shown_and_the_rest_is_counted() -> None:
@@ -280,14 +280,14 @@ def test_many_long_fields_are_each_cut_shorter_so_that_all_are_shown() -> None:
     hot = HotState({f"field{number}": HotField() for number in range(40)})
     for number in range(40):
         hot.put(f"field{number}", "a" * 5000, NOW, by="s")
-    shown = hot.rendered(NOW, notes=["n" * 900] * 30)
+    shown = hot.render(NOW, notes=["n" * 900] * 30)
     assert len(shown) <= LONGEST_BLOCK
     assert all(f"\nfield{number}: " in shown for number in range(40))
 
 
 def test_too_many_fields_to_show_are_counted() -> None:
     hot = HotState({f"field{number}": HotField() for number in range(5000)})
-    shown = hot.rendered(NOW)
+    shown = hot.render(NOW)
     assert len(shown) <= LONGEST_BLOCK
     named = shown.count("not yet loaded")
     assert f"[{5000 - named} more fields are left out" in shown
@@ -323,7 +323,7 @@ def test_the_block_is_bounded_and_has_one_line_for_each_thing(notes: list[str], 
     hot = HotState({f"f{place}": HotField() for place in range(len(values))})
     for place, value in enumerate(values):
         hot.put(f"f{place}", value, NOW, by="s")
-    shown = hot.rendered(NOW, notes=notes, health=[HealthReport(sensor="s", health="failing", sentence=said)])
+    shown = hot.render(NOW, notes=notes, health=[HealthReport(sensor="s", health="failing", sentence=said)])
     assert len(shown) <= LONGEST_BLOCK
     notified = 0 if not notes else min(len(notes), 20) + (len(notes) > 20) + 2
     assert len(shown.splitlines()) == notified + 1 + len(values) + 2
@@ -334,7 +334,7 @@ def test_what_was_seen_survives_the_journal(values: dict[str, Any]) -> None:
     hot = HotState(dict.fromkeys("abc", HotField()))
     for name, value in values.items():
         hot.put(name, value, NOW, by="s")
-    seen = hot.seen()
+    seen = hot.take_snapshot()
     read = HotStateSnapshot.from_bytes(seen.to_bytes())
     assert read is not None
     assert read.digest == seen.digest
@@ -367,7 +367,7 @@ def test_a_restored_value_is_stale_until_it_is_written_again() -> None:
     old.put("y", 1, NOW, by="s")
     new = HotState(fields)
     new.restore(old.snapshot())
-    assert new.seen() == old.seen()
+    assert new.take_snapshot() == old.take_snapshot()
     assert lines(new)[1:] == ['x: [1,2.5,"é"] (stale: 5s ago)', "y: 1 (stale: 0s ago)", "z: not yet loaded"]
     assert new.due(NOW) == ["y"]
     assert new.put("y", 1, NOW, by="s") == Unchanged()
@@ -431,15 +431,15 @@ def test_a_snapshot_keeps_every_value_as_it_is(value: Any) -> None:
 
 
 def test_a_session_without_fields_is_shown_its_alerts_and_its_failing_sensors_and_nothing_else() -> None:
-    told, failing = (Awareness(HotState({}), ManualClock()) for _ in range(2))
-    assert told.senses().volatile() == ""
+    told, failing = (LiveFacts(HotState({}), ManualClock()) for _ in range(2))
+    assert told.make_live_context().volatile() == ""
     told.show([Text("The disk is full.", "sensor", trusted=False)])
-    assert "The disk is full." in told.senses().volatile()
-    failing.hear(HealthReport(sensor="ticker", health="failing", sentence="no answer"))
-    assert "ticker" in failing.senses().volatile()
+    assert "The disk is full." in told.make_live_context().volatile()
+    failing.add_health_report(HealthReport(sensor="ticker", health="failing", sentence="no answer"))
+    assert "ticker" in failing.make_live_context().volatile()
 
 
 def test_a_call_of_the_agents_own_fills_the_field_that_it_refreshes() -> None:
-    aware = Awareness(state(cash=HotField(refresh_tool="balance")), ManualClock())
-    aware.senses().called(ToolCall("1", "balance", "{}"), Answer("1", "ok", "42"))
+    aware = LiveFacts(state(cash=HotField(refresh_tool="balance")), ManualClock())
+    aware.make_live_context().on_call(ToolCall("1", "balance", "{}"), Answer("1", "ok", "42"))
     assert aware.hot.values() == {"cash": 42}

@@ -37,8 +37,8 @@ def test_the_first_part_of_an_id_is_its_millisecond() -> None:
     def zero(_: int) -> int:
         return 0
 
-    assert SortableIds(lambda: 0, zero).new() == "0" * 25 + "1"
-    early, late = (SortableIds(lambda at=at: at, zero).new() for at in (VIRTUAL_START, VIRTUAL_START + 1000))
+    assert SortableIds(lambda: 0, zero).make() == "0" * 25 + "1"
+    early, late = (SortableIds(lambda at=at: at, zero).make() for at in (VIRTUAL_START, VIRTUAL_START + 1000))
     assert early[:10] < late[:10]
     assert early[10:] == late[10:] == "0" * 16
 
@@ -47,12 +47,12 @@ def test_the_first_part_of_an_id_is_its_millisecond() -> None:
 def test_whatever_chance_gives_ids_count_up(drawn: list[int]) -> None:
     numbers = iter(drawn)
     ids = SortableIds(lambda: VIRTUAL_START, lambda _: next(numbers))
-    made = [ids.new() for _ in drawn]
+    made = [ids.make() for _ in drawn]
     assert made == sorted(set(made))
 
 
 def test_even_the_largest_draw_is_followed_by_a_larger_id() -> None:
     ids = SortableIds(lambda: VIRTUAL_START, lambda bits: 2**bits - 1)
-    made = [ids.new() for _ in range(3)]
+    made = [ids.make() for _ in range(3)]
     assert made == sorted(set(made))
     assert {len(one) for one in made} == {26}

@@ -79,7 +79,7 @@ def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
     known.load([FLEET])
     known.written = changing(RESUMED)
     assert known.load([FLEET])[FLEET] == HALTED
-    known.committed()
+    known.on_commit()
     assert known.load([FLEET])[FLEET] == RESUMED
 
 
@@ -87,7 +87,7 @@ def test_what_is_undone_was_never_there(known: RowCache) -> None:
     known.load([FLEET])
     known.written = changing(deletes=[FLEET])
     known.forget()
-    known.committed()
+    known.on_commit()
     assert known.load([FLEET])[FLEET] == HALTED
 
 
@@ -199,10 +199,10 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
     assert [known.load([key])[key] for _ in range(2)] == [None, None]
     assert len(looks) == 2
     known.written = Changes({key: hold})
-    known.committed()
+    known.on_commit()
     assert known.load([key])[key] is hold
     known.written = Changes(deletes={key: None})
-    known.committed()
+    known.on_commit()
     assert known.load([key])[key] is None
 
 
@@ -229,7 +229,7 @@ def test_a_transaction_saves_each_row_once_as_it_is_at_its_end(
         if row is None:
             rows.drop(FLEET)
         else:
-            rows.put(row)
+            rows.save(row)
     assert (rows.inserts, rows.updates, list(rows.deletes)) == saved
     assert rows.get(HaltRow, "fleet") == steps[-1]
 
@@ -404,7 +404,7 @@ def test_when_more_was_written_than_is_known_the_store_is_asked() -> None:
         known.load([head.key()])
         assert not known.may_repeat([head.key()], [f"key{seq}"])
         known.written = Changes(updates={head.key(): head}, events=[stored(StreamId("fleet"), seq, f"key{seq}")])
-        known.committed()
+        known.on_commit()
         there = [head]
     known.load([head.key()])
     assert known.may_repeat([head.key()], ["new"])

@@ -32,7 +32,7 @@ from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.ledger import BUDGET_WAIT, ActualResult, Ledger, change_cap, settle_flight
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
@@ -144,7 +144,7 @@ async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None
     await held(world, lease, call(world, 80, "first"))
     before, events = world.now, len(world.history)
     answer = await hold(world.ledger, lease, call(world, 60))
-    assert answer == StillHeld("c1")
+    assert answer == BudgetBusy("c1")
     assert world.now - before == BUDGET_WAIT
     assert len(world.history) == events
     assert await sums(world) == (0, 80, 0)
@@ -461,11 +461,11 @@ async def test_only_what_cost_no_more_than_its_hold_is_settled_with_what_follows
     assert world.ledger.defer_settlement(lease, free.flight, ActualResult("ok", usd=1)) is None
     assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=61)) is None
     assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("error", usd=60)) is None
-    assert not world.ledger.owes(lease)
+    assert not world.ledger.has_deferred(lease)
     settled = world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60))
     assert settled is not None
     assert (settled.usd, settled.overrun) == (60, False)
-    await world.ledger.settle_up(lease)
+    await world.ledger.flush_deferred(lease)
     assert await sums(world) == (60, 0, 0)
 
 
@@ -475,7 +475,7 @@ async def test_what_keeps_within_a_rate_is_settled_with_what_follows(world: Worl
     taken = await held(world, lease, msgspec.structs.replace(call(world, 60), legs=(*call(world, 60).legs, *rates)))
     assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=301)) is None
     assert world.ledger.defer_settlement(lease, taken.flight, ActualResult("ok", usd=60, tokens=300)) is not None
-    await world.ledger.settle_up(lease)
+    await world.ledger.flush_deferred(lease)
     rows = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "model:mine:big"]
     assert {row.unit: (row.spent, row.held) for row in rows} == {"requests": (1, 0), "tokens": (300, 0)}
 

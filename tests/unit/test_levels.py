@@ -25,8 +25,8 @@ from halter.guard import judge
 from halter.guard.judge import (
     AttemptRate,
     audit_of_policy,
-    declared_level,
     find_attempt_rate,
+    find_declared_level,
     find_tool_policy,
     needs_risk_assessment,
     needs_simulation,
@@ -161,7 +161,7 @@ def test_the_fleet_can_say_of_what_level_a_tool_is(written: Level, own: Level) -
 
 
 def test_a_tool_that_says_nothing_is_controlled() -> None:
-    assert declared_level(ToolSpec(name="act", description="", schema=b"{}")) == "CONTROLLED"
+    assert find_declared_level(ToolSpec(name="act", description="", schema=b"{}")) == "CONTROLLED"
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_a_tool_that_says_nothing_is_controlled() -> None:
 def test_a_tool_of_a_server_that_does_not_say_it_only_reads_is_restricted(
     level: Level, effect: Any, is_level: Level
 ) -> None:
-    assert declared_level(spec(level, effect=effect, server="far")) == is_level
+    assert find_declared_level(spec(level, effect=effect, server="far")) == is_level

@@ -52,7 +52,7 @@ def test_a_model_that_was_never_asked_gets_a_token_for_every_byte() -> None:
 
 
 def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new() -> None:
-    meter = TokenMeter().learned(MODEL, PromptSize("p", 900, 100), 250)
+    meter = TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), 250)
     assert meter.bound(MODEL, PromptSize("p", 940, 60)) == 250 + 40 + 60
     assert meter.estimate(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)
     assert meter.bound("other:one", PromptSize("p", 940, 60)) == 1000
@@ -61,20 +61,20 @@ def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new()
 
 @pytest.mark.parametrize("other", [PromptSize("q", 940, 60), PromptSize("p", 899, 60)])
 def test_a_prompt_that_begins_otherwise_is_counted_anew(other: PromptSize) -> None:
-    meter = TokenMeter().learned(MODEL, PromptSize("p", 900, 100), 250)
+    meter = TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), 250)
     assert meter.bound(MODEL, other) == other.total
 
 
 @pytest.mark.parametrize("reported", [-1, 0, 61, 1001, 10**9])
 def test_a_report_that_cannot_be_true_is_not_believed(reported: int) -> None:
-    assert TokenMeter().learned(MODEL, PromptSize("p", 900, 100), reported) == TokenMeter()
-    assert TokenMeter().learned(MODEL, PromptSize("p", 0), reported) == TokenMeter()
+    assert TokenMeter().with_usage(MODEL, PromptSize("p", 900, 100), reported) == TokenMeter()
+    assert TokenMeter().with_usage(MODEL, PromptSize("p", 0), reported) == TokenMeter()
 
 
 def test_the_densest_text_that_was_seen_counts_and_never_more_than_its_bytes() -> None:
-    meter = TokenMeter().learned(MODEL, PromptSize("p", 1000), 500).learned(MODEL, PromptSize("p", 2000), 600)
+    meter = TokenMeter().with_usage(MODEL, PromptSize("p", 1000), 500).with_usage(MODEL, PromptSize("p", 2000), 600)
     assert meter.estimate(MODEL, 1000) == 575
-    assert meter.learned(MODEL, PromptSize("p", 1000), 1000).estimate(MODEL, 1000) == 1000
+    assert meter.with_usage(MODEL, PromptSize("p", 1000), 1000).estimate(MODEL, 1000) == 1000
 
 
 requests = st.lists(
@@ -102,4 +102,4 @@ def test_the_bound_is_never_below_the_truth(drawn: list[tuple[int, int, float, f
         assert true <= meter.bound(MODEL, asked) <= asked.total
         assert 0 <= meter.estimate(MODEL, asked.total) <= asked.total
         if reports:
-            meter = meter.learned(MODEL, asked, true)
+            meter = meter.with_usage(MODEL, asked, true)

@@ -18,9 +18,9 @@ from halter.core.money import (
     CapReached,
     Caps,
     Charge,
+    Contended,
     CostForecast,
     Leg,
-    MustWait,
     Overrun,
     Reserved,
     Spender,
@@ -100,11 +100,11 @@ def test_what_is_shown_is_exact(micros: int) -> None:
         (1, 10, 10, 0, CapReached),
         (0, 10, 10, 0, Reserved),
         (5, 10, 0, 5, Reserved),
-        (6, 10, 0, 5, MustWait),
-        (1, 10, 0, 10, MustWait),
-        (10, 10, 0, 10, MustWait),
+        (6, 10, 0, 5, Contended),
+        (1, 10, 0, 10, Contended),
+        (10, 10, 0, 10, Contended),
         (3, 10, 8, 1, CapReached),
-        (2, 10, 8, 1, MustWait),
+        (2, 10, 8, 1, Contended),
         (1, 10, 8, 1, Reserved),
         (1, 0, 0, 0, CapReached),
         (1, 10, 25, 0, CapReached),
@@ -119,7 +119,7 @@ def test_an_amount_fits_or_waits_for_holds_or_reaches_the_cap(
 
 def test_holds_are_not_spend_so_a_budget_full_of_holds_makes_wait_and_does_not_end_anything() -> None:
     answer = reserve([(leg(1 * DOLLAR, 25 * DOLLAR), budget(spent=0, held=25 * DOLLAR))])
-    assert isinstance(answer, MustWait)
+    assert isinstance(answer, Contended)
 
 
 def test_a_cap_that_is_reached_anywhere_outranks_a_wait_elsewhere() -> None:
@@ -169,7 +169,7 @@ def test_nothing_is_admitted_above_a_cap_and_nothing_that_fits_is_refused(
     match reserve([(leg(amount, cap), budget(spent, held))]):
         case Reserved():
             assert cap is None or spent + held + amount <= cap
-        case MustWait():
+        case Contended():
             assert cap is not None
             assert spent + amount <= cap < spent + held + amount
         case CapReached():
@@ -200,7 +200,7 @@ def test_the_truth_is_charged_and_only_what_passes_the_cap_is_an_overrun(
 def test_each_of_several_overruns_counts_only_what_it_added_itself() -> None:
     before = budget(held=20, cap=20)
     first = settle([leg(10, 20)], 17, 0, lambda _: before)
-    between = before.moved(spent=17, held=-10, overrun=7)
+    between = before.with_amounts(spent=17, held=-10, overrun=7)
     second = settle([leg(10, 20)], 13, 0, lambda _: between)
     assert [over.amount for over in first.overruns + second.overruns] == [7, 3]
 
@@ -232,9 +232,9 @@ def test_the_truth_can_always_be_recorded(
 ) -> None:
     """The rule that the database keeps, `spent + held <= cap + overrun`, never stands in its way."""
     taken = budget(spent, others + amount, overrun=earlier)
-    before = taken.capped(cap, 1).moved(overrun=compute_cap_overrun(taken, cap))
+    before = taken.with_cap(cap, 1).with_amounts(overrun=compute_cap_overrun(taken, cap))
     charge = settle([leg(amount, cap)], truth, 0, lambda _: before)
-    after = before.moved(spent=charge.usd, held=-amount, overrun=sum(over.amount for over in charge.overruns))
+    after = before.with_amounts(spent=charge.usd, held=-amount, overrun=sum(over.amount for over in charge.overruns))
     assert (after.spent, after.held) == (spent + truth, others)
     assert cap is None or after.spent + after.held <= cap + after.overrun
     passed = cap is not None and truth > amount and spent + others + truth > cap
@@ -254,7 +254,7 @@ def test_a_cap_may_be_lowered_below_what_is_spent_and_the_excess_is_known(
 @given(AMOUNTS, AMOUNTS, CAPS)
 def test_a_lowered_cap_can_always_be_recorded(spent: int, held: int, cap: int | None) -> None:
     before = budget(spent, held)
-    after = before.capped(cap, 1, "mara").moved(overrun=compute_cap_overrun(before, cap))
+    after = before.with_cap(cap, 1, "mara").with_amounts(overrun=compute_cap_overrun(before, cap))
     assert after.cap == cap
     assert cap is None or after.spent + after.held <= cap + after.overrun
 
@@ -271,23 +271,23 @@ def test_the_same_words_on_a_cap_end_in_the_same_cap_in_any_order_of_the_streams
     for order in itertools.permutations([*configured, *[None] * len(said)]):
         row, people = budget(), iter(said)
         for word in order:
-            row = row.capped(*(word or next(people)))
+            row = row.with_cap(*(word or next(people)))
         ends.add((row.cap, row.cap_at, row.cap_by))
     assert len(ends) == 1
 
 
 def test_a_person_outranks_the_configuration_and_then_the_later_word_counts() -> None:
-    row = budget().capped(10, 1).capped(20, 2)
+    row = budget().with_cap(10, 1).with_cap(20, 2)
     assert (row.cap, row.cap_by) == (20, "")
-    row = row.capped(5, 0, "mara")
+    row = row.with_cap(5, 0, "mara")
     assert (row.cap, row.cap_by) == (5, "mara")
-    assert row.capped(50, 9).cap == 5
-    assert row.capped(7, 1, "noor").capped(6, 1, "mara").cap == 6
+    assert row.with_cap(50, 9).cap == 5
+    assert row.with_cap(7, 1, "noor").with_cap(6, 1, "mara").cap == 6
 
 
 def test_of_two_words_at_the_same_moment_the_wider_one_counts_so_that_no_hold_is_left_above_its_cap() -> None:
-    assert budget().capped(10, 1).capped(20, 1).cap == budget().capped(20, 1).capped(10, 1).cap == 20
-    assert budget().capped(None, 1).capped(20, 1).cap is None
+    assert budget().with_cap(10, 1).with_cap(20, 1).cap == budget().with_cap(20, 1).with_cap(10, 1).cap == 20
+    assert budget().with_cap(None, 1).with_cap(20, 1).cap is None
 
 
 def test_accounts_legs_and_charges_are_the_same_after_being_written_and_read() -> None:

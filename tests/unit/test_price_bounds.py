@@ -221,7 +221,7 @@ def test_the_output_that_fits_is_the_most_whose_bound_fits(
 
 
 def test_the_output_that_fits_is_at_most_what_was_asked_for() -> None:
-    assert rates(SONNET).max_output_that_fits(1_000, 10**9, NOW, at_most=8_192) == 8_192
+    assert rates(SONNET).max_output_that_fits(1_000, 10**9, NOW, max_wait=8_192) == 8_192
 
 
 @pytest.mark.parametrize("budget", [-1_000_000, 0, 3_824, 3_825, 3_840])
@@ -236,7 +236,7 @@ def test_one_more_micro_dollar_is_one_more_token_where_it_covers_one() -> None:
 def test_a_free_model_may_answer_at_any_length_but_spends_nothing() -> None:
     tariff = rates("ollama:llama3")
     assert tariff.max_output_that_fits(10**6, 0, NOW) == NO_LIMIT
-    assert tariff.max_output_that_fits(10**6, 0, NOW, at_most=4_096) == 4_096
+    assert tariff.max_output_that_fits(10**6, 0, NOW, max_wait=4_096) == 4_096
     assert tariff.max_output_that_fits(10**6, -1, NOW) == 0
 
 

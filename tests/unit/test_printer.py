@@ -25,16 +25,16 @@ def reading() -> Generator[FileIO]:
 async def show(line: str, shown: list[str]) -> None:
     async with Printer() as printer:
         for _ in range(LINES):
-            printer.put(line)
+            printer.write(line)
             shown.append(line)
-            await printer.room()
+            await printer.wait_for_space()
 
 
 async def test_everything_is_written_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     async with Printer() as printer:
         for number in range(LINES):
-            printer.put(f"{number}\n")
-            await printer.room()
+            printer.write(f"{number}\n")
+            await printer.wait_for_space()
     assert capfd.readouterr().out == "".join(f"{number}\n" for number in range(LINES))
 
 

@@ -352,8 +352,8 @@ async def test_a_root_that_is_exchanged_between_the_look_and_the_start_runs_noth
     class Late(Sandbox):
         """A sandbox whose root is exchanged at the worst moment."""
 
-        def _looked_at(self) -> tuple[int, int]:
-            found = super()._looked_at()
+        def _identify_folder(self) -> tuple[int, int]:
+            found = super()._identify_folder()
             if house.desk.is_dir() and not house.desk.is_symlink() and (house.desk / "now").exists():
                 replaced_by_a_link(house)
             return found

@@ -18,8 +18,8 @@ from halter.core.money import (
     Cap,
     Caps,
     Charge,
+    Contended,
     Leg,
-    MustWait,
     RateLimit,
     RateReached,
     Reserved,
@@ -33,7 +33,7 @@ from halter.core.project import EraseBodies, budget_row, project_event
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
 from halter.guard.judge import list_halt_rows
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.models.providers import compile_stated_price
 from halter.operations.money import is_current
 
@@ -56,10 +56,10 @@ class Rows:
     def find(self, keys: Any) -> Any:
         return [self.get(*key) for key in keys]
 
-    def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
+    def apply(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
         project_event(event, Standing(stream, seq, self.now), self)
 
-    def put(self, row: Row) -> None:
+    def save(self, row: Row) -> None:
         self.kept[row.key()] = row
 
     def drop(self, key: RowKey) -> None:
@@ -78,7 +78,7 @@ def used(unit: Any = "requests", *, at: int = NOON, spent: int = 0, held: int = 
     return BudgetRow(f"model:{MODEL}", MINUTE_WINDOW, unit, cap, at, "", spent, held)
 
 
-def fits(*rows: BudgetRow, rate: RateLimit = RATES[MODEL], tokens: int = 1000) -> Reserved | MustWait | RateReached:
+def fits(*rows: BudgetRow, rate: RateLimit = RATES[MODEL], tokens: int = 1000) -> Reserved | Contended | RateReached:
     known = Rows(*rows)
     return check_rate_legs(make_rate_legs(((MODEL, rate),), NOON, tokens), lambda leg: budget_row(known, leg))
 
@@ -106,10 +106,10 @@ def test_the_legs_of_a_rate_stand_in_the_minute_of_now() -> None:
         ((used(spent=50),), RateReached),
         ((used(spent=30, held=20),), RateReached),
         ((used(at=NOON - MINUTE, spent=50),), Reserved),
-        ((used(at=NOON + MINUTE),), MustWait),
+        ((used(at=NOON + MINUTE),), Contended),
         ((used("tokens", spent=39_000, cap=40_000),), Reserved),
         ((used("tokens", spent=39_001, cap=40_000),), RateReached),
-        ((used("tokens", spent=30_000, held=9_001, cap=40_000),), MustWait),
+        ((used("tokens", spent=30_000, held=9_001, cap=40_000),), Contended),
         ((used("tokens", held=39_500, cap=40_000), used(spent=50)), RateReached),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
@@ -138,7 +138,7 @@ def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
     assert charge == Charge(tokens=900)
 
 
-def asking(**more: Any) -> RequestAttempt:
+def asking(**more: Any) -> ModelAttempt:
     known: dict[str, Any] = {
         "request": "r/0",
         "model": MODEL,
@@ -153,10 +153,10 @@ def asking(**more: Any) -> RequestAttempt:
         "halts": list_halt_rows(("fleet",)),
         "paces": ((MODEL, RateLimit(50, 40_000)),),
     }
-    return RequestAttempt(**{**known, **more})
+    return ModelAttempt(**{**known, **more})
 
 
-def decided(asked: RequestAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
+def decided(asked: ModelAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
     return [draft.event for draft in judge_attempt(asked, Rows(*rows, now=now))]
 
 
@@ -240,7 +240,7 @@ def test_any_order_of_the_streams_ends_in_the_same_rows(lives: list[Life], chanc
         rows, left = Rows(), {stream: list(events) for stream, events in streams.items()}
         while pending := [stream for stream, events in left.items() if events]:
             stream = chance.choice(pending)
-            rows.take(left[stream].pop(0), stream, 1)
+            rows.apply(left[stream].pop(0), stream, 1)
         ends.append({key: row for key, row in rows.kept.items() if isinstance(row, BudgetRow)})
     assert all(one == other for one, other in pairwise(ends))
     newest = max((life.minute for life in lives), default=0)

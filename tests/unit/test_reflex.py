@@ -31,7 +31,7 @@ OFFERED = ToolSpec(name="clean", description="", schema=b"{}")
 
 def rules(text: str) -> Reflex:
     document = load_bytes(text.encode(), "rules.yaml")
-    return make_reflex_model(document.value, document.places.at)
+    return make_reflex_model(document.value, document.source_map.at)
 
 
 async def asked(model: Model, *messages: Message, **facts: Any) -> Reply:

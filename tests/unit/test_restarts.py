@@ -55,7 +55,7 @@ def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
     for pause in pauses:
         now += pause
         if count_allowed_calls(recalled.actions, now, most):
-            recalled.acts(now)
+            recalled.mark_acting(now)
             made.append(now)
     assert len(recalled.actions) <= most
     assert all(late - early >= MINUTE for early, late in zip(made, made[most:], strict=False))

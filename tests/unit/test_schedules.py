@@ -286,8 +286,8 @@ def test_missed_ticks_are_counted_with_bounded_work(
 
 
 def test_no_more_ticks_are_counted_than_asked_for_but_the_latest_is_found() -> None:
-    assert count_ticks(Timing(every=MINUTE), 0, DAY, most=3) == TickCount(3, DAY)
-    assert count_ticks(Timing(every=MINUTE), 0, DAY, most=0) == TickCount(0, None)
+    assert count_ticks(Timing(every=MINUTE), 0, DAY, limit=3) == TickCount(3, DAY)
+    assert count_ticks(Timing(every=MINUTE), 0, DAY, limit=0) == TickCount(0, None)
 
 
 @pytest.mark.parametrize(

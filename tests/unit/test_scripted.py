@@ -26,7 +26,7 @@ from halter.testing.world import World
 
 def script(text: str, clock: Any = None) -> Scripted:
     document = load_bytes(text.encode(), "script.yaml")
-    return make_scripted_model(document.value, document.places.at, clock or ManualClock())
+    return make_scripted_model(document.value, document.source_map.at, clock or ManualClock())
 
 
 def permit() -> Permit:

@@ -288,7 +288,7 @@ async def test_a_flood_neither_fills_the_memory_nor_stops_the_others(world: Worl
 def test_large_readings_that_wait_are_bounded_by_their_bytes() -> None:
     buffer = ReadingBuffer()
     for number in range(10):
-        buffer.put(Reading(number, 0, LARGEST_READING))
+        buffer.add(Reading(number, 0, LARGEST_READING))
     assert buffer.dropped == 10 - MOST_BYTES // LARGEST_READING
 
 

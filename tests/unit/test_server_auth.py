@@ -20,14 +20,14 @@ from halter.server.auth import (
     digest_token_fields,
     digest_token_secret,
     find_cookies,
+    make_secret,
     make_server_names,
-    new_secret,
 )
 
 NOW = 1_800_000_000 * SECOND
-SECRET = new_secret(lambda size: b"a" * size)
-OTHER_SECRET = new_secret(lambda size: b"b" * size)
-GONE_SECRET = new_secret(lambda size: b"c" * size)
+SECRET = make_secret(lambda size: b"a" * size)
+OTHER_SECRET = make_secret(lambda size: b"b" * size)
+GONE_SECRET = make_secret(lambda size: b"c" * size)
 ADA = describe_token(SECRET, "ada", "admin", NOW)
 BOB = describe_token(OTHER_SECRET, "bob.b", "viewer", NOW, ["desk"])
 GONE = describe_token(GONE_SECRET, "gone", "admin", NOW)

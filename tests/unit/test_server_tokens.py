@@ -15,17 +15,17 @@ from halter.server.auth import (
     describe_token,
     digest_token_secret,
     find_token,
-    new_secret,
+    make_secret,
     render_token,
     suggest_token_name,
 )
 from halter.server.middleware import Bucket, OpenStreams, RateLimiters, ServerLimits, take_from_bucket
 
-SECRET = new_secret(lambda size: b"s" * size)
+SECRET = make_secret(lambda size: b"s" * size)
 
 
 def test_a_token_is_long_and_no_two_are_the_same() -> None:
-    made = {new_secret() for _ in range(100)}
+    made = {make_secret() for _ in range(100)}
     assert len(made) == 100
     assert all(len(each) == len("halter_") + 43 for each in made)
 
@@ -56,7 +56,7 @@ def test_a_file_that_others_may_read_is_refused_with_a_sentence(tmp_path: Path, 
     with pytest.raises(ConfigError, match="run chmod 600"):
         file.tokens()
     with pytest.raises(ConfigError, match="run chmod 600"):
-        file.add(describe_token(new_secret(), "bob", "admin", 0))
+        file.add(describe_token(make_secret(), "bob", "admin", 0))
     ring = Keyring(file)
     assert ring.tokens() == ()
     assert "chmod 600" in ring.problem
@@ -92,24 +92,24 @@ def test_a_role_that_is_none_and_a_name_that_is_taken_are_refused(tmp_path: Path
     file = TokenFile(tmp_path / "tokens.json")
     file.add(describe_token(SECRET, "ada", "viewer", 0))
     with pytest.raises(ConfigError, match="halter tokens remove ada"):
-        file.add(describe_token(new_secret(), "ada", "admin", 0))
+        file.add(describe_token(make_secret(), "ada", "admin", 0))
 
 
 def test_a_change_counts_at_once_for_who_has_read_the_file_before(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     ring = Keyring(file, [describe_token(SECRET, "guest", "viewer", 0)])
     assert [token.name for token in ring.tokens()] == ["guest"]
-    token = describe_token(new_secret(), "ada", "admin", 0)
+    token = describe_token(make_secret(), "ada", "admin", 0)
     file.add(token)
-    assert ring.counts(token)
+    assert ring.is_valid(token)
     assert TokenFile(file.path).remove("ada")
-    assert not ring.counts(token)
+    assert not ring.is_valid(token)
     assert not file.remove("ada")
     assert find_token(ring.tokens(), SECRET) is not None
 
 
 def _add(path: Path, number: int) -> None:
-    TokenFile(path).add(describe_token(new_secret(), f"t{number}", "viewer", 0))
+    TokenFile(path).add(describe_token(make_secret(), f"t{number}", "viewer", 0))
 
 
 def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_a_minute_allows_so_many_and_fills_again_evenly() -> None:
 
 def test_allowances_are_apart_and_few_are_kept() -> None:
     rates = RateLimiters(1)
-    assert rates.wait("a", 0) == 0
-    assert rates.wait("a", 0) > 0
-    assert rates.wait("b", 0) == 0
+    assert rates.take("a", 0) == 0
+    assert rates.take("a", 0) > 0
+    assert rates.take("b", 0) == 0
     assert rates.is_spent("a", 0) > 0
     assert rates.is_spent("c", 0) == 0
     for number in range(30_000):
-        rates.wait(f"n{number}", number)
+        rates.take(f"n{number}", number)
     assert len(rates._buckets) <= 10_000  # noqa: SLF001 It is what must not grow.
 
 

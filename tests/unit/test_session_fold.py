@@ -100,13 +100,13 @@ def test_what_was_begun_and_not_settled_is_in_flight_with_all_that_was_held_for_
         "c1": InFlight("c1", "look", "turn", LEGS, 2000, is_call=True, seq=2),
         "r1": InFlight("r1", "m", "gate", (), 3000, is_call=False, seq=3),
     }
-    assert session.in_flight["c1"].most() == Charge(usd=30, tokens=7)
-    assert session.in_flight["r1"].most() == Charge()
+    assert session.in_flight["c1"].max_charge() == Charge(usd=30, tokens=7)
+    assert session.in_flight["r1"].max_charge() == Charge()
 
 
 def test_what_is_held_under_several_rates_is_the_most_of_it() -> None:
     alike = Leg("model:m", "", "tokens", None, 900), Leg("model:m:*", "", "tokens", None, 400)
-    assert InFlight("r1", "m", "turn", (*LEGS, *alike), 0, is_call=False).most() == Charge(usd=30, tokens=900)
+    assert InFlight("r1", "m", "turn", (*LEGS, *alike), 0, is_call=False).max_charge() == Charge(usd=30, tokens=900)
 
 
 def test_what_is_settled_is_no_longer_in_flight_and_its_cost_adds_up() -> None:

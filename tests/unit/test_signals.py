@@ -45,7 +45,7 @@ def signals(*given: Signal, panel: Panel | None = None) -> Signals:
 
 
 async def look(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> SignalResults:
-    return await watched.look(Reading(value, NOW + after), hot or {})
+    return await watched.score(Reading(value, NOW + after), hot or {})
 
 
 async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> ScoredSignal:

@@ -39,7 +39,7 @@ from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unprice
 from halter.core.vocabulary import Row
 from halter.guard import judge
 from halter.guard.judge import CallRequest, describe_cap_reached
-from halter.guard.judge_request import RequestAttempt, compile_hold_terms, judge_attempt, list_request_rows
+from halter.guard.judge_request import ModelAttempt, compile_hold_terms, judge_attempt, list_request_rows
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
 from halter.models.providers import compile_stated_price
 from halter.tools.function_tool import FunctionTool, tool
@@ -95,7 +95,7 @@ class Named:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         raise NotImplementedError
 
 
@@ -186,7 +186,7 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     """Prepare a valid call of a known tool, with nothing known from before."""
     policy, spec, valid = where.policy, using.spec, using.validate(call.arguments)
     assert not isinstance(valid, Invalid)
-    rule = policy.rule(spec.name, judge.declared_level(spec))
+    rule = policy.rule(spec.name, judge.find_declared_level(spec))
     flaw: Any = None
     unfit = bool(find_secret_names(valid.canonical) - where.secrets)
     if not where.phase.grants_tool(spec.name):
@@ -197,7 +197,7 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
         flaw = "disabled"
     if unfit and (flaw is None or policy.observe):
         flaw = "invalid_arguments"
-    made = prepare_call(msgspec.structs.replace(where), call, using, now, usd).asked
+    made = prepare_call(msgspec.structs.replace(where), call, using, now, usd).request
     assert (made.flaw and made.flaw[0]) == flaw
     assert (made.approval is not None) == judge.needs_approval(rule, policy.mode, made.risk)
     assert (made.level, made.audit) == (rule.level, judge.audit_of_policy(rule))
@@ -206,7 +206,7 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     assert made.legs == make_legs(where.caps, where.spender, now, usd=usd)
     assert made.accounts == list_accounts(policy.caps, where.spender, now)
     assert (made.call, made.tool, made.arguments, made.now) == (call.id, spec.name, valid.canonical, now)
-    assert (made.session, made.agent, made.kept) == (where.session, where.agent, where.kept)
+    assert (made.session, made.agent, made.kept) == (where.session, where.agent, where.reserve)
     assert made.halts == judge.list_halt_rows(where.scopes)
     assert (made.effect, made.idempotent, made.egress) == (spec.effect, spec.idempotent, spec.egress)
     assert (made.phase, made.observe, made.purpose) == (where.phase.name, policy.observe, call.purpose)
@@ -225,9 +225,9 @@ def test_a_call_is_prepared_as_if_its_session_had_just_begun(cases: int) -> None
         warm = prepare_call(where, call, using, contexts.now, usd)
         cold = prepare_call(msgspec.structs.replace(where), call, using, contexts.now, usd)
         assert warm == cold
-        assert warm.arguments is not None or warm.asked.legs == ()
+        assert warm.arguments is not None or warm.request.legs == ()
         if warm.arguments is not None and using is not None and number % 8 == 0:
-            assert plain_request_of_call(where, call, using, contexts.now, usd) == warm.asked
+            assert plain_request_of_call(where, call, using, contexts.now, usd) == warm.request
 
 
 def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
@@ -247,7 +247,7 @@ def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
     return rows
 
 
-def plain_decision(asked: RequestAttempt, rows: Laid) -> list[AnyEvent]:
+def plain_decision(asked: ModelAttempt, rows: Laid) -> list[AnyEvent]:
     """Decide about a request that has no rate, one account after the other, with nothing known from before."""
     halt = judge.explain_halt(rows.find(asked.halts), asked.spender.session, rows.now)
     if halt:
@@ -296,13 +296,13 @@ def plain_decision(asked: RequestAttempt, rows: Laid) -> list[AnyEvent]:
     ]
 
 
-def refused(asked: RequestAttempt, outcome: Any, sentence: str) -> RequestRefused:
+def refused(asked: ModelAttempt, outcome: Any, sentence: str) -> RequestRefused:
     return RequestRefused(
         request=asked.request, model=asked.model, purpose=asked.purpose, outcome=outcome, sentence=sentence
     )
 
 
-def budget_of(asked: RequestAttempt, leg: Leg, rows: Laid) -> tuple[int | None, BudgetRow]:
+def budget_of(asked: ModelAttempt, leg: Leg, rows: Laid) -> tuple[int | None, BudgetRow]:
     """The cap of an account and what stands against it; of a person's cap the last words are kept back."""
     row = rows.get(BudgetRow, leg.scope, leg.window, leg.unit) or BudgetRow(leg.scope, leg.window, leg.unit)
     kept = asked.kept.usd if leg.unit == "usd" else asked.kept.tokens
@@ -311,12 +311,12 @@ def budget_of(asked: RequestAttempt, leg: Leg, rows: Laid) -> tuple[int | None, 
     return (row.cap if row.cap_by else leg.cap), row
 
 
-def left_of(asked: RequestAttempt, legs: Sequence[Leg], rows: Laid, unit: str) -> int | None:
+def left_of(asked: ModelAttempt, legs: Sequence[Leg], rows: Laid, unit: str) -> int | None:
     caps = [budget_of(asked, leg, rows) for leg in legs if leg.unit == unit]
     return min((cap - row.spent for cap, row in caps if cap is not None), default=None)
 
 
-def bound(asked: RequestAttempt, most: int, least: int, left: int | None) -> dict[str, int]:
+def bound(asked: ModelAttempt, most: int, least: int, left: int | None) -> dict[str, int]:
     if isinstance(asked.rates, Unpriced):
         return {"usd": 0, "tokens": asked.input_tokens + most}
     for output in (most, asked.rates.max_output_that_fits(asked.input_tokens, left or 0, asked.now, most), least):
@@ -326,7 +326,7 @@ def bound(asked: RequestAttempt, most: int, least: int, left: int | None) -> dic
     return {"usd": usd, "tokens": asked.input_tokens + output}
 
 
-def first_obstacle(asked: RequestAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
+def first_obstacle(asked: ModelAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
     waits: Any = None
     for leg in legs:
         cap, row = budget_of(asked, leg, rows)
@@ -350,7 +350,7 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         assert terms == msgspec.structs.replace(cold, hold=hold, halts=where.halts if hold.keys else ())
         seen.add("known" if hold.keys else "new")
         soon = contexts.now + draw.choice((0, QUARTER, DAY))
-        whole = make_legs(where.whole_caps, where.spender, soon, usd=1, tokens=1)
+        whole = make_legs(where.caps_with_reserve, where.spender, soon, usd=1, tokens=1)
         keys, caps = where.find_caps(soon)
         assert ([*keys], [*caps]) == ([*map(budget_key, whole)], [leg.cap for leg in whole])
         known: dict[str, Any] = {
@@ -365,7 +365,7 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             "max_output_tokens": draw.choice((20, 500, 3000)),
             "min_output_tokens": draw.choice((1, 256)),
             "halts": judge.list_halt_rows(where.scopes),
-            "kept": where.kept,
+            "kept": where.reserve,
             "flaw": find_model_flaw(where, str(model.name)),
             "optional": draw.random() < 0.2,
             "observe": where.policy.observe,
@@ -374,13 +374,13 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
         its = {"spender": terms.spender, "kept": terms.kept, "terms": terms.hold, "halts": where.halts}
         warm = msgspec.structs.replace(terms.base, **its, **{name: known[name] for name in own})
-        assert warm == RequestAttempt(**known, paces=paces, terms=hold)
+        assert warm == ModelAttempt(**known, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
         rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
         decided = [draft.event for draft in judge_attempt(warm, rows)]
         assert decided == [draft.event for draft in judge_attempt(msgspec.structs.replace(warm, terms=None), rows)]
         if not paces:
-            assert decided == plain_decision(RequestAttempt(**known), rows)
+            assert decided == plain_decision(ModelAttempt(**known), rows)
         seen.add(decided[0].KIND if decided else "")
     assert seen >= {"", "known", "new", "request_started", "request_refused", "cost_cap_reached"}
 

@@ -18,7 +18,7 @@ def test_what_is_taken_from_indexes_is_what_reading_text_by_text_finds(texts: li
     heard, read = TrustedText(), TrustedText()
     for text in texts:
         heard.add(text)
-        read.read(text)
+        read.index(text)
     assert vars(heard) == vars(read)
 
 
@@ -31,5 +31,5 @@ def test_what_one_session_hears_is_not_said_in_another() -> None:
     later = TrustedText()
     later.add(SAID[0])
     alone = TrustedText()
-    alone.read(SAID[0])
+    alone.index(SAID[0])
     assert vars(other) == vars(later) == vars(alone)

@@ -12,8 +12,8 @@ from halter.core.processes import LIVENESS_BYTES, LivenessWriter, read_liveness
 from halter.guard.halts import (
     HALT_POLL_INTERVAL,
     CancelledEffect,
+    EffectStopped,
     HaltWatch,
-    Stopped,
     halt,
     read_cancelled_effect,
     resume,
@@ -43,7 +43,7 @@ async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int
         came: object = await watch.run(effect, SCOPES, allowed, "deed")
     except asyncio.CancelledError as error:
         came = read_cancelled_effect(error)
-    except (Stopped, ValueError) as error:
+    except (EffectStopped, ValueError) as error:
         came = error
     left = cancelling()
     return came, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
@@ -67,7 +67,7 @@ async def test_what_is_under_way_is_shown_to_the_process_that_looks_after_this_o
     shown: list[tuple[str, bool]] = []
     with mmap(-1, LIVENESS_BYTES) as memory:
         watch = HaltWatch(world.store, world.clock)
-        watch.pulse = LivenessWriter(memory)
+        watch.liveness = LivenessWriter(memory)
 
         async def look() -> None:
             reading = read_liveness(memory)
@@ -115,7 +115,7 @@ async def test_of_two_effects_the_one_is_stopped_whose_session_is_halted(world: 
     async def wait(name: str) -> tuple[str, int]:
         try:
             await watch.run(world.clock.sleep(MINUTE), (f"session:{name}", "fleet"), 2 * MINUTE)
-        except Stopped as stopped:
+        except EffectStopped as stopped:
             return str(stopped), (world.now - begun) // HALT_POLL_INTERVAL
         return "done", (world.now - begun) // HALT_POLL_INTERVAL
 
@@ -204,7 +204,7 @@ async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world
     watch = HaltWatch(world.store, world.clock)
 
     async def slow(allowed: int) -> int:
-        with pytest.raises(Stopped):
+        with pytest.raises(EffectStopped):
             await watch.run(world.clock.sleep(MINUTE), SCOPES, allowed)
         return world.now
 
@@ -245,7 +245,7 @@ async def test_of_effects_inside_of_each_other_each_is_told_once_to_stop(world: 
     async def outer() -> str:
         try:
             return await watch.run(inner(), SCOPES, SECOND if scope == "late" else MINUTE, "inner")
-        except Stopped as stopped:
+        except EffectStopped as stopped:
             ends.append(stopped.outcome)
             await world.clock.sleep(MINUTE)
             return "stopped"
@@ -253,7 +253,7 @@ async def test_of_effects_inside_of_each_other_each_is_told_once_to_stop(world: 
     async def session() -> str:
         try:
             return await watch.run(outer(), SCOPES, SECOND if scope == "late" else MINUTE, "outer")
-        except Stopped as stopped:
+        except EffectStopped as stopped:
             return f"{stopped.outcome}, {cancelling()}"
 
     task = asyncio.create_task(session())

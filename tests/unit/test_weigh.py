@@ -12,7 +12,7 @@ from halter.core.rows import HaltRow, HoldRow
 from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced
 from halter.core.vocabulary import Row
 from halter.guard.judge import list_halt_rows
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.models.providers import compile_stated_price
 
 UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
@@ -36,7 +36,7 @@ class Laid:
         return [self.get(*key) for key in keys]
 
 
-def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
+def asking(caps: Caps = UNCAPPED, **more: Any) -> ModelAttempt:
     known: dict[str, Any] = {
         "request": "r/0",
         "model": "test:paid",
@@ -50,7 +50,7 @@ def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
         "min_output_tokens": 256,
         "halts": list_halt_rows(SCOPES),
     }
-    return RequestAttempt(**{**known, **more})
+    return ModelAttempt(**{**known, **more})
 
 
 def session(caps: int | None) -> Caps:
@@ -61,17 +61,17 @@ def spent(amount: int, held: int = 0, **more: Any) -> BudgetRow:
     return BudgetRow("session:s", "", "usd", spent=amount, held=held, **more)
 
 
-def decided(asked: RequestAttempt, *rows: Row, now: int = 0) -> list[AnyEvent]:
+def decided(asked: ModelAttempt, *rows: Row, now: int = 0) -> list[AnyEvent]:
     return [draft.event for draft in judge_attempt(asked, Laid(*rows, now=now))]
 
 
-def started(asked: RequestAttempt, *rows: Row) -> RequestStarted:
+def started(asked: ModelAttempt, *rows: Row) -> RequestStarted:
     (event,) = decided(asked, *rows)
     assert isinstance(event, RequestStarted)
     return event
 
 
-def refusal(asked: RequestAttempt, *rows: Row) -> RequestRefused:
+def refusal(asked: ModelAttempt, *rows: Row) -> RequestRefused:
     event = decided(asked, *rows)[-1]
     assert isinstance(event, RequestRefused)
     return event

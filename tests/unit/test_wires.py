@@ -55,6 +55,6 @@ async def test_the_end_of_a_connection_is_noticed() -> None:
     async with ServerOutput(inner, ending) as heard:
         told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
         told.close()
-        assert not ending.over.is_set()
+        assert not ending.ended.is_set()
         assert [item.message.method async for item in heard] == ["last"]
-    assert ending.over.is_set()
+    assert ending.ended.is_set()

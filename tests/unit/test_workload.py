@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_767_225_600 * SECOND)
-        engine = MemoryEngine(now=self.clock.now, new_id=SeededIds(1, self.clock.now).new, lease=SECOND // 2)
+        engine = MemoryEngine(now=self.clock.now, new_id=SeededIds(1, self.clock.now).make, lease=SECOND // 2)
         self.store = JournalStore(engine, inline=True, salt=make_seeded_salts(1))
         self.told: list[Told] = []
         self.acknowledgments = 0

@@ -46,7 +46,7 @@ from halter.adapters.guarded_runs import (
     GuardedRuns,
     as_mapping,
     read_usage,
-    refuse_unseen,
+    reject_unseen,
     stream_from,
 )
 from halter.core.errors import ConfigError
@@ -75,7 +75,7 @@ def guard(
             f"{type(client).__name__} calls no function and chat middleware, so no guard would see its requests: use a "
             "client with FunctionInvocationLayer and ChatMiddlewareLayer."
         )
-    refuse_unseen(_name_unseen(agent.default_options.get("tools")), allowed)
+    reject_unseen(_name_unseen(agent.default_options.get("tools")), allowed)
     return GuardedChatAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed)
 
 
@@ -98,21 +98,21 @@ class GuardedChatAgent:
 
     async def _run(self, messages: Any, options: dict[str, Any]) -> AgentResponse[Any]:
         async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
-            with _told_by_the_guard():
-                result = await self._agent.run(messages, **self._guarded(session, options))
+            with _translate_guard_errors():
+                result = await self._agent.run(messages, **self._guard_options(session, options))
             await _pause_if_asked(session, result.user_input_requests)
             return result
 
     async def _updates(self, messages: Any, options: dict[str, Any]) -> AsyncGenerator[Any]:
         asked: list[Content] = []
         async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
-            with _told_by_the_guard():
-                async for update in self._agent.run(messages, stream=True, **self._guarded(session, options)):
+            with _translate_guard_errors():
+                async for update in self._agent.run(messages, stream=True, **self._guard_options(session, options)):
                     asked += update.user_input_requests
                     yield update
             await _pause_if_asked(session, asked)
 
-    def _guarded(self, session: GuardedSession, options: dict[str, Any]) -> dict[str, Any]:
+    def _guard_options(self, session: GuardedSession, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a run. The guard stands behind every other middleware that the run is given."""
         own = [
             _GuardedRequests(session, self._max_output_tokens, self._allow_native),
@@ -173,14 +173,14 @@ class _Raised:
     error: Exception | None = None
 
     def watch(self, call_next: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        async def watched() -> None:
+        async def record_error() -> None:
             try:
                 await call_next()
             except Exception as error:
                 self.error = error
                 raise
 
-        return watched
+        return record_error
 
 
 class _GuardedRequests(ChatMiddleware):
@@ -193,7 +193,7 @@ class _GuardedRequests(ChatMiddleware):
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         options = dict(context.options or {})
-        refuse_unseen(_name_unseen(options.get("tools")), self._allow_native)
+        reject_unseen(_name_unseen(options.get("tools")), self._allow_native)
 
         async def open_answer(fits: int) -> Any:
             context.options = {**options, "max_tokens": fits}
@@ -213,11 +213,11 @@ class _GuardedRequests(ChatMiddleware):
         await self._hold(context, options, ask)
 
     async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
-        async def request(put: Callable[[Any], None]) -> None:
+        async def request(emit: Callable[[Any], None]) -> None:
             async def ask(fits: int) -> ModelResult[None]:
                 stream = await open_answer(fits)
                 async for update in stream:
-                    put(update)
+                    emit(update)
                 answer = await stream.get_final_response()
                 return ModelResult(None, answer.text, _read_usage(answer))
 
@@ -232,12 +232,14 @@ class _GuardedRequests(ChatMiddleware):
             [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
             for tool in _as_list(options.get("tools"))
         ]
-        sent = msgspec.json.encode([options.get("instructions"), context.messages, tools], enc_hook=_to_plain).decode()
+        sent = msgspec.json.encode(
+            [options.get("instructions"), context.messages, tools], enc_hook=_to_attributes
+        ).decode()
         most = options.get("max_tokens") or self._max_output_tokens
         await ask_model(self._session, _name_model(context, options), sent, ask, most)
 
 
-def _to_plain(value: Any) -> Any:
+def _to_attributes(value: Any) -> Any:
     """A message or a part of one as its own attributes: the framework's `to_dict` takes ten times as long."""
     if not isinstance(value, Message | Content):
         return str(value)
@@ -245,7 +247,7 @@ def _to_plain(value: Any) -> Any:
 
 
 @contextmanager
-def _told_by_the_guard() -> Generator[None]:
+def _translate_guard_errors() -> Generator[None]:
     """Raise what the guard said where the framework's loop was ended by it."""
     try:
         yield

@@ -40,7 +40,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     ReportedEffect,
-    refuse_unseen,
+    reject_unseen,
     stream_from,
 )
 from halter.core.clock import HOUR
@@ -72,7 +72,7 @@ def guard(
     Raises ConfigError for options with which Claude Code would call no hooks.
     """
     given = options or ClaudeAgentOptions()
-    refuse_hookless(given)
+    reject_hookless(given)
     # What this process inherited of them must not reach Claude Code either.
     given = replace(given, env={**given.env, **dict.fromkeys(_NO_HOOKS_ENVIRONMENT, "")})
     if given.max_budget_usd is None and guard.max_cost_usd is not None:
@@ -80,7 +80,7 @@ def guard(
     return GuardedClaude(given, GuardedRuns(guard, tools), frozenset(allow_native))
 
 
-def refuse_hookless(options: ClaudeAgentOptions) -> None:
+def reject_hookless(options: ClaudeAgentOptions) -> None:
     """Refuse options that turn hooks off, and those that do not say which of Claude's sessions goes on."""
     off = [f"--{each}" for each in _NO_HOOKS if each in options.extra_args]
     off += [each for each in _NO_HOOKS_ENVIRONMENT if each in options.env]
@@ -110,7 +110,7 @@ class GuardedClaude:
             async with self._runs.session(prompt, f"claude-sdk.{named}") as session:
                 run = _ClaudeRun(session, self._runs, self._allow_native)
                 await run.read(prompt, replace(options, hooks=run.add_hooks(options.hooks)), put)
-                if run.asked:
+                if run.has_asked:
                     await session.pause()
 
         async with aclosing(stream_from(work)) as messages:
@@ -129,16 +129,16 @@ class _ClaudeRun:
         self._session = session
         self._runs = runs
         self._allow_native = allow_native
-        self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._calls: dict[str, ReportedEffect] = {}
-        self._judged: set[str] = set()
+        self._judged_calls: set[str] = set()
         self._names: set[str] = set()
         self._client: ClaudeSDKClient | None = None
-        self.asked = False
+        self.has_asked = False
 
     def add_hooks(self, hooks: Any) -> Any:
         """The hooks of the options, with those of the guard. Where several answer, the strictest counts."""
-        own = {"PreToolUse": self._before, "PostToolUse": self._after, "PostToolUseFailure": self._after}
+        own = {"PreToolUse": self._on_call, "PostToolUse": self._on_result, "PostToolUseFailure": self._on_result}
         added = {
             event: [HookMatcher(hooks=[callback], timeout=HOOK_TIMEOUT, on_failure="block")]
             for event, callback in own.items()
@@ -146,13 +146,13 @@ class _ClaudeRun:
         given = hooks or {}
         return {event: [*given.get(event, ()), *added.get(event, ())] for event in {**given, **added}}
 
-    async def read(self, prompt: str, options: ClaudeAgentOptions, put: Callable[[Any], None]) -> None:
+    async def read(self, prompt: str, options: ClaudeAgentOptions, emit: Callable[[Any], None]) -> None:
         """Pass the messages on until they end, or until a halt or a failure ends them."""
-        reading = asyncio.ensure_future(self._read(prompt, options, put))
+        reading = asyncio.ensure_future(self._read(prompt, options, emit))
         halted = asyncio.ensure_future(self._session.until_halted())
         try:
-            await asyncio.wait([reading, halted, self._failed], return_when=asyncio.FIRST_COMPLETED)
-            for ended in (self._failed, halted):
+            await asyncio.wait([reading, halted, self._failure], return_when=asyncio.FIRST_COMPLETED)
+            for ended in (self._failure, halted):
                 if ended.done():
                     await self._interrupt()
                     raise ended.result()
@@ -171,27 +171,31 @@ class _ClaudeRun:
                 async with asyncio.timeout(INTERRUPT_SECONDS):
                     await self._client.interrupt()
 
-    async def _read(self, prompt: str, options: ClaudeAgentOptions, put: Callable[[Any], None]) -> None:
+    async def _read(self, prompt: str, options: ClaudeAgentOptions, emit: Callable[[Any], None]) -> None:
         async with ClaudeSDKClient(options) as client:
             self._client = client
             await client.query(prompt)
             async for message in client.receive_response():
-                self._refuse_unjudged(message)
-                put(message)
+                self._reject_unjudged(message)
+                emit(message)
 
-    def _refuse_unjudged(self, message: Any) -> None:
+    def _reject_unjudged(self, message: Any) -> None:
         """End the query where a tool ran that no hook was called for."""
         blocks = message.content if isinstance(message, AssistantMessage | UserMessage) else ()
         for block in blocks if isinstance(blocks, list) else ():
             if isinstance(block, ServerToolUseBlock):
-                refuse_unseen([block.name], self._allow_native)
-            if isinstance(block, ToolResultBlock) and not block.is_error and block.tool_use_id not in self._judged:
+                reject_unseen([block.name], self._allow_native)
+            if (
+                isinstance(block, ToolResultBlock)
+                and not block.is_error
+                and block.tool_use_id not in self._judged_calls
+            ):
                 raise ConfigError(
                     f"Claude Code made the call {block.tool_use_id} and asked no guard: its settings turn hooks off."
                 )
 
-    async def _before(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
-        self._judged.add(event["tool_use_id"])
+    async def _on_call(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
+        self._judged_calls.add(event["tool_use_id"])
         try:
             return await self._judge(event)
         except Exception as error:  # noqa: BLE001 If anything goes wrong, the call is not made.
@@ -203,21 +207,21 @@ class _ClaudeRun:
         same = sha256(name.encode() + canonical_json(given)).hexdigest()[:16]
         while True:
             call, key = ReportedEffect(), self._name(same)
-            if await call.begin(self._session.act(self._spec(name), given, call.act, name=key)):
+            if await call.admit(self._session.act(self._spec(name), given, call.act, name=key)):
                 self._calls[event["tool_use_id"]] = call
-                return _admit(call.begun.result(), given)
+                return _admit(call.admission.result(), given)
             try:
                 call.settled.result()  # An earlier process made it: this one is another call.
             except DecisionPending as pending:
                 self._names.discard(key)
-                self.asked = True
+                self.has_asked = True
                 return _deny(f"{pending} When it is decided, make the same call again.", stops=True)
             except EffectRefused as refused:
                 if refused.terminal:
                     self._fail(refused)
                 return _deny(str(refused), stops=refused.terminal)
 
-    async def _after(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
+    async def _on_result(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
         call = self._calls.get(event["tool_use_id"])
         if call is None or call.outcome.done():
             return {}
@@ -247,18 +251,18 @@ class _ClaudeRun:
         return msgspec.structs.replace(spec, timeout=LONGEST_CALL)
 
     def _fail(self, error: Exception) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)
+        if not self._failure.done():
+            self._failure.set_result(error)
 
 
-def _admit(admitted: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _admit(admitted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """No opinion: Claude Code's own rules still count. Arguments that a person put in place are allowed with them."""
-    if admitted == given:
+    if admitted == values:
         return {}
     said = {"hookEventName": "PreToolUse", "permissionDecision": "allow", "updatedInput": dict(admitted)}
     return {"hookSpecificOutput": said}
 
 
 def _deny(why: str, *, stops: bool = False) -> dict[str, Any]:
-    said = {"hookEventName": "PreToolUse", "permissionDecision": "deny", "permissionDecisionReason": why}
-    return {"hookSpecificOutput": said} | ({"continue_": False, "stopReason": why} if stops else {})
+    raw = {"hookEventName": "PreToolUse", "permissionDecision": "deny", "permissionDecisionReason": why}
+    return {"hookSpecificOutput": raw} | ({"continue_": False, "stopReason": why} if stops else {})

@@ -42,7 +42,7 @@ from halter.adapters.guarded_runs import (
     GuardedRuns,
     ReportedEffect,
     read_usage,
-    refuse_unseen,
+    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.tools import ToolSpec
@@ -74,7 +74,7 @@ def guard(
 
     Raises ConfigError for what no guard would see.
     """
-    refuse_unseen(_name_unseen(crew), allow_native)
+    reject_unseen(_name_unseen(crew), allow_native)
     return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
 
 
@@ -109,9 +109,9 @@ class GuardedCrew:
             run = _CrewRun(session, runs, self._max_output_tokens, self._allow_native)
             ended = _start_thread(enter, self._kickoff, run, inputs)
             try:
-                await asyncio.wait([ended, run.failed], return_when=asyncio.FIRST_COMPLETED)
-                if run.failed.done():
-                    raise run.failed.result()
+                await asyncio.wait([ended, run.failure], return_when=asyncio.FIRST_COMPLETED)
+                if run.failure.done():
+                    raise run.failure.result()
                 return ended.result()
             finally:
                 # No thread can be stopped, but none begins anything after this.
@@ -126,8 +126,8 @@ class GuardedCrew:
         if crew.manager_llm is not None:
             crew.manager_llm = _guard_model(create_llm(crew.manager_llm), run)
         hooks = {
-            InterceptionPoint.PRE_MODEL_CALL: [run.refuse_model],
-            InterceptionPoint.PRE_TOOL_CALL: [run.refuse_tool],
+            InterceptionPoint.PRE_MODEL_CALL: [run.reject_model],
+            InterceptionPoint.PRE_TOOL_CALL: [run.reject_tool],
         }
         with scoped_hooks(hooks):
             return crew.kickoff(inputs=inputs)
@@ -144,10 +144,10 @@ class _CrewRun:
         self.max_output_tokens = max_output_tokens
         self._allow_native = allow_native
         self._loop = asyncio.get_running_loop()
-        self.failed: asyncio.Future[BaseException] = self._loop.create_future()
+        self.failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._effects: set[ReportedEffect] = set()
-        self._made: Counter[str] = Counter()
-        self._closed = False
+        self._call_counts: Counter[str] = Counter()
+        self._is_closed = False
 
     def have(self, judge: Callable[[ReportedEffect], Awaitable[Any]], make: Callable[[Any], tuple[Any, Any]]) -> Any:
         """In a thread of the crew: have an effect between the guard's admission and its settlement.
@@ -165,24 +165,24 @@ class _CrewRun:
         self._wait(self._settle(effect, reported))
         return value
 
-    async def call(self, spec: ToolSpec, given: Mapping[str, Any], act: Act) -> Any:
+    async def call(self, spec: ToolSpec, values: Mapping[str, Any], act: Act) -> Any:
         """Judge a call under a name that a later process gives it again: by its arguments, and how often they came."""
-        same = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(given)))).hexdigest()[:16]
-        self._made[same] += 1
-        return await self.session.act(spec, given, act, name=f"{same}.{self._made[same]}", wait=True)
+        same = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(values)))).hexdigest()[:16]
+        self._call_counts[same] += 1
+        return await self.session.act(spec, values, act, name=f"{same}.{self._call_counts[same]}", wait=True)
 
     def _wait(self, work: Any) -> Any:
-        if self._closed:
+        if self._is_closed:
             work.close()
             raise HookAborted("The run is over.", "halter")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
-        if self.failed.done():
-            raise self._abort(self.failed.result())
+        if self.failure.done():
+            raise self._abort(self.failure.result())
         effect = ReportedEffect()
         try:
-            if not await effect.begin(judge(effect)):
+            if not await effect.admit(judge(effect)):
                 effect.settled.result()
         except EffectRefused as refused:
             if refused.terminal:
@@ -190,7 +190,7 @@ class _CrewRun:
             raise
         except Exception as error:
             raise self._abort(error) from error
-        if effect.begun.done():
+        if effect.admission.done():
             self._effects.add(effect)
             effect.settled.add_done_callback(lambda settled: self._end_early(effect, settled))
         return effect
@@ -212,27 +212,27 @@ class _CrewRun:
 
     def _abort(self, error: BaseException) -> HookAborted:
         """What CrewAI does not go on after; the caller of `kickoff` gets the error itself."""
-        if not self.failed.done():
-            self.failed.set_result(error)
+        if not self.failure.done():
+            self.failure.set_result(error)
         return HookAborted(str(error), "halter")
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         with suppress(Exception):
             await cancel_and_wait(*(each.settled for each in self._effects))
 
-    def refuse_model(self, context: Any) -> None:
+    def reject_model(self, context: Any) -> None:
         if getattr(context.llm, "_halter", None) is not self:
             self._refuse(str(getattr(context.llm, "model", context.llm)))
 
-    def refuse_tool(self, context: Any) -> None:
+    def reject_tool(self, context: Any) -> None:
         tool = getattr(context.tool, "_original_tool", None) or context.tool
         if tool is not None and not isinstance(tool, BaseAgentTool) and not hasattr(tool, "_halter"):
             self._refuse(context.tool_name)
 
     def _refuse(self, name: str) -> None:
         try:
-            refuse_unseen([name], self._allow_native)
+            reject_unseen([name], self._allow_native)
         except ConfigError as error:
             self._loop.call_soon_threadsafe(self._abort, error)
             raise HookAborted(str(error), "halter") from error
@@ -245,18 +245,18 @@ class _LoopThread:
         self._make_runs = make_runs
         self._lock = Lock()
         self._users = 0
-        self._opened: tuple[asyncio.AbstractEventLoop, GuardedRuns] | None = None
+        self._loop_and_thread: tuple[asyncio.AbstractEventLoop, GuardedRuns] | None = None
         self._thread: Thread | None = None
 
     @contextmanager
     def open(self) -> Iterator[tuple[asyncio.AbstractEventLoop, GuardedRuns]]:
         with self._lock:
-            if self._opened is None:
-                self._opened = (asyncio.new_event_loop(), self._make_runs())
-                self._thread = Thread(target=self._opened[0].run_forever, name="halter-crewai", daemon=True)
+            if self._loop_and_thread is None:
+                self._loop_and_thread = (asyncio.new_event_loop(), self._make_runs())
+                self._thread = Thread(target=self._loop_and_thread[0].run_forever, name="halter-crewai", daemon=True)
                 self._thread.start()
             self._users += 1
-            opened = self._opened
+            opened = self._loop_and_thread
         try:
             yield opened
         finally:
@@ -266,9 +266,9 @@ class _LoopThread:
                     self._close()
 
     def _close(self) -> None:
-        if self._opened is None or self._thread is None:
+        if self._loop_and_thread is None or self._thread is None:
             return
-        loop, self._opened = self._opened[0], None
+        loop, self._loop_and_thread = self._loop_and_thread[0], None
         asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()

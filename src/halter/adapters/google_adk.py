@@ -44,7 +44,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     read_usage,
-    refuse_unseen,
+    reject_unseen,
     stream_from,
 )
 from halter.core.errors import ConfigError
@@ -69,7 +69,7 @@ def guard(
     The agents are copied: those that were given stay as they are. Raises ConfigError for what no guard would see.
     """
     terms = _AdkTerms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
-    refuse_unseen(_name_unseen(runner), terms.allow_native)
+    reject_unseen(_name_unseen(runner), terms.allow_native)
     guarded = copy.copy(runner)
     guarded.agent = _guard_agent(runner.agent)
     guarded.app = runner.app.model_copy(update={"root_agent": guarded.agent})
@@ -88,7 +88,7 @@ class _AdkRun:
     def __init__(self, session: GuardedSession, terms: _AdkTerms) -> None:
         self.session = session
         self.terms = terms
-        self.asked = False
+        self.has_asked = False
         self.failure: Exception | None = None
 
     def fail(self, error: Exception) -> None:
@@ -137,19 +137,19 @@ class GuardedAdkRunner:
             async for event in events:
                 yield event
 
-    async def _run(self, session: GuardedSession, options: dict[str, Any], put: Callable[[Any], None]) -> None:
+    async def _run(self, session: GuardedSession, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
         run = _AdkRun(session, self._terms)
         _RUN.set(run)  # The task is this run's own, and so is its context.
         try:
             async with aclosing(self._runner.run_async(**options)) as events:
                 async for event in events:
                     run.raise_failure()
-                    put(event)
+                    emit(event)
         except Exception:
             run.raise_failure()
             raise
         run.raise_failure()
-        if run.asked:
+        if run.has_asked:
             await session.pause()
 
 
@@ -157,15 +157,15 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
     """Hold the most that a request can cost, and settle what it did cost."""
     run, raised = _find_run(), []
 
-    async def hold(put: Callable[[Any], None]) -> None:
+    async def hold(emit: Callable[[Any], None]) -> None:
         async def ask(fits: int) -> ModelResult[None]:
             try:
-                return await _pass_on(generate(_shorten(request, fits), stream=stream), put)
+                return await _pass_on(generate(_shorten(request, fits), stream=stream), emit)
             except Exception as error:
                 raised.append(error)
                 raise
 
-        refuse_unseen(_name_unseen_tools(request), run.terms.allow_native)
+        reject_unseen(_name_unseen_tools(request), run.terms.allow_native)
         most = request.config.max_output_tokens or run.terms.max_output_tokens
         await ask_model(run.session, _name_model(request.model or model.model), _render(request), ask, most)
 
@@ -325,11 +325,11 @@ def _shorten(request: LlmRequest, fits: int) -> LlmRequest:
     return request.model_copy(update={"config": config})
 
 
-async def _pass_on(answers: AsyncGenerator[Any], put: Callable[[Any], None]) -> ModelResult[None]:
+async def _pass_on(answers: AsyncGenerator[Any], emit: Callable[[Any], None]) -> ModelResult[None]:
     text, usage = "", None
     async with aclosing(answers):
         async for answer in answers:
-            put(answer)
+            emit(answer)
             usage = answer.usage_metadata or usage
             if not answer.partial:
                 text += answer.content.model_dump_json(exclude_none=True) if answer.content else ""
@@ -390,7 +390,7 @@ def _ask_for_confirmation(run: _AdkRun, context: ToolContext, pending: DecisionP
     if context.tool_confirmation is not None:
         run.fail(pending)
         raise pending
-    run.asked = True
+    run.has_asked = True
     context.request_confirmation(hint=str(pending), payload={"decision": pending.decision})
     context.actions.skip_summarization = True
     return {"error": str(pending)}

@@ -33,7 +33,7 @@ MAX_OUTPUT_TOKENS: Final = 4096
 NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 
-def refuse_unseen(names: Iterable[str], allowed: Collection[str]) -> None:
+def reject_unseen(names: Iterable[str], allowed: Collection[str]) -> None:
     """Refuse tools that the provider runs for itself, where no guard sees them."""
     unseen = sorted({*names}.difference(allowed))
     if unseen:
@@ -77,20 +77,20 @@ class ReportedEffect:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.begun: asyncio.Future[Any] = loop.create_future()
+        self.admission: asyncio.Future[Any] = loop.create_future()
         self.outcome: asyncio.Future[Any] = loop.create_future()
         self.settled: asyncio.Future[Any] = loop.create_future()
 
     async def act(self, admitted: Any) -> Any:
         """What the guard has done: it says that the effect may begin, and with what."""
-        self.begun.set_result(admitted)
+        self.admission.set_result(admitted)
         return await self.outcome
 
-    async def begin(self, work: Awaitable[Any]) -> bool:
+    async def admit(self, work: Awaitable[Any]) -> bool:
         """Let the guard judge; return whether the effect may begin. If not, `settled` says why."""
         self.settled = asyncio.ensure_future(work)
-        await asyncio.wait([self.begun, self.settled], return_when=asyncio.FIRST_COMPLETED)
-        return self.begun.done()
+        await asyncio.wait([self.admission, self.settled], return_when=asyncio.FIRST_COMPLETED)
+        return self.admission.done()
 
 
 async def find_first_open(has_ended: Callable[[int], Awaitable[bool]]) -> int:
@@ -116,7 +116,7 @@ class GuardedRuns:
         self._guard = guard
         self._terms = tools
         self._specs: dict[str, ToolSpec] = {}
-        self._running = 0
+        self._run_count = 0
         self._opening = asyncio.Lock()
         self._stack: AsyncExitStack | None = None
 
@@ -145,15 +145,15 @@ class GuardedRuns:
 
     async def _open(self) -> None:
         async with self._opening:
-            if not self._running and not self._guard.is_open:
+            if not self._run_count and not self._guard.is_open:
                 self._stack = AsyncExitStack()
                 await self._stack.enter_async_context(self._guard)
-            self._running += 1
+            self._run_count += 1
 
     async def _close(self) -> None:
         async with self._opening:
-            self._running -= 1
-            if not self._running and self._stack is not None:
+            self._run_count -= 1
+            if not self._run_count and self._stack is not None:
                 stack, self._stack = self._stack, None
                 await stack.aclose()
 

@@ -36,7 +36,7 @@ from halter.adapters.guarded_runs import (
     GuardedRuns,
     as_mapping,
     read_usage,
-    refuse_unseen,
+    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
@@ -64,7 +64,7 @@ def create_agent(
     Raises ConfigError for a tool that the provider would run for itself.
     """
     runs, allowed = GuardedRuns(guard, tool_options), frozenset(allow_native)
-    _refuse_native(tools, allowed)
+    _reject_native(tools, allowed)
     own = GuardMiddleware(runs, max_output_tokens, allowed)
     # The first middleware is the outermost: what stands behind it could go round it, so it comes last.
     make: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
@@ -117,7 +117,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
         self._sessions: dict[str, GuardedSession] = {}
-        self._described: dict[str, tuple[BaseTool, list[Any]]] = {}
+        self._specs: dict[str, tuple[BaseTool, list[Any]]] = {}
 
     @contextmanager
     def serving(self, session: GuardedSession) -> Generator[None]:
@@ -129,7 +129,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
         session = self._find_session()
-        _refuse_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
+        _reject_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
         settings = request.model_settings
         most = settings.get("max_tokens") or getattr(request.model, "max_tokens", None) or self._max_output_tokens
 
@@ -148,9 +148,9 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
 
     def _describe(self, tool: BaseTool) -> list[Any]:
         """What the model is told of a tool. Its schema is made once: that takes longer than all else here."""
-        known = self._described.get(tool.name)
+        known = self._specs.get(tool.name)
         if known is None or known[0] is not tool:
-            known = self._described[tool.name] = (tool, [tool.name, tool.description, tool.get_input_jsonschema()])
+            known = self._specs[tool.name] = (tool, [tool.name, tool.description, tool.get_input_jsonschema()])
         return known[1]
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
@@ -191,8 +191,8 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
 ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded agent itself."
 
 
-def _refuse_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
-    refuse_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
+def _reject_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
+    reject_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
 
 
 def _name_native(tool: Mapping[str, Any]) -> str:
@@ -226,8 +226,8 @@ def _find_conversation(config: Any) -> str:
 
 
 def _name_session(config: Any, session: str) -> dict[str, Any]:
-    given = as_mapping(config)
-    return {**given, "configurable": {**as_mapping(given.get("configurable")), SESSION_KEY: session}}
+    values = as_mapping(config)
+    return {**values, "configurable": {**as_mapping(values.get("configurable")), SESSION_KEY: session}}
 
 
 def _text_of(given: Any) -> str:

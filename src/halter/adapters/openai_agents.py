@@ -94,7 +94,7 @@ class GuardedRunner:
     async def run(self, input: Any, *, conversation: str = "", **options: Any) -> RunResult:  # noqa: A002 It is the SDK's name.
         """Run as `Runner.run` does. A run that names its conversation is interrupted by questions and resumed later."""
         async with self._session(input, conversation) as run:
-            result = await Runner.run(self.agent, input, **self._guarded(options))
+            result = await Runner.run(self.agent, input, **self._guard_options(options))
             if result.interruptions:
                 await run.session.pause()
             return result
@@ -113,7 +113,7 @@ class GuardedRunner:
     ) -> AsyncGenerator[RunResultStreaming]:
         """Run as `Runner.run_streamed` does; read the events inside of the block."""
         async with self._session(input, conversation) as run:
-            result = Runner.run_streamed(self.agent, input, **self._guarded(options))
+            result = Runner.run_streamed(self.agent, input, **self._guard_options(options))
             try:
                 yield result
             finally:
@@ -137,7 +137,7 @@ class GuardedRunner:
                 _RUN.reset(token)
                 await cancel_and_wait(*(each.settled for each in run.admitted.values()))
 
-    def _guarded(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _guard_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options, with the models of the run's own configuration under the guard."""
         config = options.get("run_config") or RunConfig()
         if not isinstance(config, RunConfig):
@@ -152,12 +152,12 @@ class _AgentWrapper:
 
     def __init__(self, terms: _Terms) -> None:
         self._terms = terms
-        self._made: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
+        self._wrapped_agents: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
         """The copies by the ids of what they are of, which are kept: the id of one that is gone is given away."""
 
     def wrap(self, agent: Agent[Any]) -> Agent[Any]:
-        if id(agent) in self._made:
-            return self._made[id(agent)][1]
+        if id(agent) in self._wrapped_agents:
+            return self._wrapped_agents[id(agent)][1]
         if agent.mcp_servers:
             names = ", ".join(server.name for server in agent.mcp_servers)
             raise ConfigError(f"No guard would see the tools of {names}: give them to the agent as function tools.")
@@ -165,7 +165,7 @@ class _AgentWrapper:
         made = agent.clone(tools=[self._tool(tool) for tool in agent.tools], handoffs=[])
         # Not by `clone`, which would take the settings of a named model for those of none.
         made.model = model
-        self._made[id(agent)] = (agent, made)
+        self._wrapped_agents[id(agent)] = (agent, made)
         made.handoffs = [self._handoff(each) for each in agent.handoffs]
         return made
 
@@ -195,12 +195,12 @@ class _AdmittedCall:
     """A call that the guard has admitted, and that the SDK has not begun yet."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.work: asyncio.Future[Callable[[Mapping[str, Any]], Any]] = asyncio.get_running_loop().create_future()
         self.settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def act(self, arguments: Mapping[str, Any]) -> Any:
-        self.begun.set()
+        self.started.set()
         return await (await self.work)(arguments)
 
 
@@ -214,7 +214,7 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
         if not run.pauses:
             return False
         admitted.settled = asyncio.ensure_future(run.session.act(spec, arguments, admitted.act, name=call))
-        begun = asyncio.ensure_future(admitted.begun.wait())
+        begun = asyncio.ensure_future(admitted.started.wait())
         await asyncio.wait([admitted.settled, begun], return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         if admitted.settled.done() and isinstance(admitted.settled.exception(), DecisionPending):
@@ -228,8 +228,8 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns) -> FunctionTool:
 
         async def work(admitted: Mapping[str, Any]) -> Any:
             # The words of the model, unless a person put others in their place.
-            said = written if admitted == arguments else msgspec.json.encode(admitted).decode()
-            return await tool.on_invoke_tool(context, said)
+            text = written if admitted == arguments else msgspec.json.encode(admitted).decode()
+            return await tool.on_invoke_tool(context, text)
 
         try:
             if (known := run.admitted.pop(call, None)) is None:
@@ -296,7 +296,7 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        async def request(put: Callable[[Any], None]) -> None:
+        async def request(emit: Callable[[Any], None]) -> None:
             async def ask(fits: int) -> ModelResult[None]:
                 settings = replace(model_settings, max_tokens=fits)
                 ended: Any = None
@@ -304,7 +304,7 @@ class _GuardedModel(Model):
                     system_instructions, input, settings, tools, *args, **options
                 ):
                     ended = getattr(event, "response", ended)
-                    put(event)
+                    emit(event)
                 return ModelResult(None, str(getattr(ended, "output", "")), _read_usage(getattr(ended, "usage", None)))
 
             await self._hold(system_instructions, input, model_settings, tools, ask)
@@ -318,10 +318,10 @@ class _GuardedModel(Model):
             [tool.name, getattr(tool, "description", ""), getattr(tool, "params_json_schema", {})] for tool in tools
         ]
         sent = msgspec.json.encode([system, given, schemas], enc_hook=str).decode()
-        most = settings.max_tokens or self._terms.max_output_tokens
+        limit = settings.max_tokens or self._terms.max_output_tokens
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
         named = name if ":" in name else f"openai:{name}"
-        return await ask_model(_find_run().session, named, sent, ask, most)
+        return await ask_model(_find_run().session, named, sent, ask, limit)
 
 
 def _read_usage(usage: Any) -> Usage | None:

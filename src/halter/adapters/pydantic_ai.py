@@ -40,7 +40,7 @@ from halter.adapters.guarded_runs import (
     ExternalToolOptions,
     GuardedRuns,
     read_usage,
-    refuse_unseen,
+    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
@@ -93,7 +93,7 @@ class GuardCapability(AbstractCapability[Any]):
         return copy(self)
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
-        self._pauses = ctx.agent is not None and _may_defer(ctx.agent)
+        self._pauses = ctx.agent is not None and _can_defer(ctx.agent)
         async with self._runs.session(_text_of(ctx.prompt), str(ctx.conversation_id)) as session:
             self._session = session
             result = await handler()
@@ -143,10 +143,10 @@ class _GuardedModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        self._refuse_native(model_request_parameters)
+        self._reject_native(model_request_parameters)
 
-        async def ask(most: int) -> ModelResult[ModelResponse]:
-            settings = _lower_max_tokens(model_settings, most)
+        async def ask(limit: int) -> ModelResult[ModelResponse]:
+            settings = _lower_max_tokens(model_settings, limit)
             answer = await self.wrapped.request(messages, settings, model_request_parameters)
             return ModelResult(answer, answer.text or "", _read_usage(answer.usage))
 
@@ -160,12 +160,12 @@ class _GuardedModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        self._refuse_native(model_request_parameters)
+        self._reject_native(model_request_parameters)
         opened: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
         read = asyncio.Event()
 
-        async def ask(most: int) -> ModelResult[None]:
-            settings = _lower_max_tokens(model_settings, most)
+        async def ask(limit: int) -> ModelResult[None]:
+            settings = _lower_max_tokens(model_settings, limit)
             async with self.wrapped.request_stream(messages, settings, model_request_parameters, run_context) as stream:
                 opened.set_result(stream)
                 await read.wait()
@@ -201,12 +201,12 @@ class _GuardedModel(WrapperModel):
         tools = [*parameters.function_tools, *parameters.output_tools]
         schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
         sent = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
-        most = (settings or {}).get("max_tokens") or self._max_output_tokens
+        limit = (settings or {}).get("max_tokens") or self._max_output_tokens
         named = f"{self.wrapped.system}:{self.wrapped.model_name}"
-        return await ask_model(self._session, named, sent.decode(), ask, most)
+        return await ask_model(self._session, named, sent.decode(), ask, limit)
 
-    def _refuse_native(self, parameters: ModelRequestParameters) -> None:
-        refuse_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)
+    def _reject_native(self, parameters: ModelRequestParameters) -> None:
+        reject_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)
 
 
 def _render(messages: list[ModelMessage]) -> bytes:
@@ -217,8 +217,8 @@ def _render(messages: list[ModelMessage]) -> bytes:
         return ModelMessagesTypeAdapter.dump_json(messages)
 
 
-def _lower_max_tokens(settings: ModelSettings | None, most: int) -> ModelSettings:
-    return {**(settings or {}), "max_tokens": most}  # pyright: ignore[reportReturnType]  It is the same mapping, with one key set.
+def _lower_max_tokens(settings: ModelSettings | None, limit: int) -> ModelSettings:
+    return {**(settings or {}), "max_tokens": limit}  # pyright: ignore[reportReturnType]  It is the same mapping, with one key set.
 
 
 def _read_usage(usage: RequestUsage) -> Usage | None:
@@ -228,7 +228,7 @@ def _read_usage(usage: RequestUsage) -> Usage | None:
     return read_usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
 
 
-def _may_defer(agent: AbstractAgent[Any, Any]) -> bool:
+def _can_defer(agent: AbstractAgent[Any, Any]) -> bool:
     kinds = agent.output_type
     return DeferredToolRequests in (kinds if isinstance(kinds, list | tuple) else [kinds])
 

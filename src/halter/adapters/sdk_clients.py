@@ -73,19 +73,19 @@ class BlockingTransport(httpx2.BaseTransport):
     """Sends the requests of a client that is not async from the guard's thread."""
 
     def __init__(self, guarded: "GuardedTransport", thread: LoopThread) -> None:
-        self._guarded = guarded
+        self._transport = guarded
         self._thread = thread
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         asked = httpx2.Request(
             request.method, request.url, headers=request.headers, content=request.read(), extensions=request.extensions
         )
-        response = self._thread.run(self._guarded.handle_async_request(asked))
+        response = self._thread.run(self._transport.handle_async_request(asked))
         stream = _BlockingStream(response, self._thread)
         return httpx2.Response(response.status_code, headers=response.headers, stream=stream, request=request)
 
     def close(self) -> None:
-        self._thread.run(self._guarded.aclose())
+        self._thread.run(self._transport.aclose())
 
 
 class _BlockingStream(httpx2.SyncByteStream):
@@ -138,11 +138,11 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         held = asyncio.ensure_future(self._hold(call, model))
         held.add_done_callback(lambda _: model.pieces.put_nowait(b""))
         try:
-            await asyncio.wait([held, model.opened], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([held, model.response], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await cancel_and_wait(held)
             raise
-        if model.opened.done():
+        if model.response.done():
             return _answer(model, held, request)
         outcome = held.result()
         if model.error is not None:
@@ -154,9 +154,9 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             words = make_user_message(call.body.decode(errors="replace"))
             asked = ModelRequest(
                 id=session.next_request(),
-                prompt=Prompt(messages=(words,), max_output_tokens=call.most_output(model.window)),
+                prompt=Prompt(messages=(words,), max_output_tokens=call.max_output(model.window)),
                 rates=find_rates(call, model.name, model.base_url, session.prices),
-                min_output_tokens=call.least_output(),
+                min_output_tokens=call.min_output(),
             )
             try:
                 return await session.request(asked, model)
@@ -196,20 +196,20 @@ class _SdkModel:
         self.window = find_listed_window(self.name, self.base_url) or LARGEST_WINDOW
         self.call = call
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
-        self.opened: asyncio.Future[httpx2.Response] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[httpx2.Response] = asyncio.get_running_loop().create_future()
         self.error: httpx2.HTTPError | None = None
         self._upstream = upstream
         self._send = send
-        self._rest = b""
+        self._buffer = b""
 
     def count(self, prompt: Prompt) -> int:
         return self.call.bound_input(self.window)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         send, reader = self._send.open(permit), UsageReader(self.call.dialect.usage)
         try:
-            response = await send(self.call.limited_to(prompt.max_output_tokens, self.window))
-            self.opened.set_result(response)
+            response = await send(self.call.with_limit(prompt.max_output_tokens, self.window))
+            self.response.set_result(response)
             try:
                 async for piece in response.aiter_raw():
                     reader.feed(piece)
@@ -228,8 +228,8 @@ class _SdkModel:
     def _pass_on(self, piece: bytes, *, last: bool = False) -> None:
         """Pass on what came; of a usage that only the guard asked for, the client never hears."""
         if not self.call.asks_usage:
-            whole, self._rest = split_events(self._rest + piece)
-            piece = drop_usage_chunk(whole) + (self._rest if last else b"")
+            whole, self._buffer = split_events(self._buffer + piece)
+            piece = drop_usage_chunk(whole) + (self._buffer if last else b"")
         if piece:
             self.pieces.put_nowait(piece)
 
@@ -239,7 +239,7 @@ class _AnswerStream(httpx2.AsyncByteStream):
 
     def __init__(self, model: _SdkModel, held: Held, *, streams: bool) -> None:
         self._model = model
-        self._held = held
+        self._buffer = held
         self._streams = streams
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
@@ -249,7 +249,7 @@ class _AnswerStream(httpx2.AsyncByteStream):
             yield piece
         if self._model.error is not None:
             raise self._model.error
-        refusal = explain_outcome(self._held.result(), 0)
+        refusal = explain_outcome(self._buffer.result(), 0)
         if refusal is not None and refusal.reason != "provider_failed":
             if not self._streams:
                 raise httpx2.ReadError(refusal.sentence)
@@ -257,11 +257,11 @@ class _AnswerStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         # An answer that is not read to its end is settled at its hold.
-        await cancel_and_wait(self._held)
+        await cancel_and_wait(self._buffer)
 
 
 def _answer(model: _SdkModel, held: Held, request: httpx2.Request) -> httpx2.Response:
-    response = model.opened.result()
+    response = model.response.result()
     streams = response.headers.get("content-type", "").startswith("text/event-stream")
     return httpx2.Response(
         response.status_code,

@@ -58,20 +58,20 @@ class HotStateLine(msgspec.Struct, frozen=True):
     age: int = 0
     stale: bool = False
 
-    def written(self, most: int) -> str:
+    def format(self, limit: int) -> str:
         described = cut_text(" ".join(self.description.split()), _LONGEST_DESCRIPTION)
         about = f" - {described}" if self.description else ""
         if self.value is UNSET:
             return f"{self.name}: not yet loaded{about}"
         ago = f"{format_duration(self.age) if self.age >= SECOND else '0s'} ago"
-        shown = cut_text(to_json_line(self.value), most)
+        shown = cut_text(to_json_line(self.value), limit)
         return f"{self.name}: {shown} ({f'stale: {ago}' if self.stale else ago}){about}"
 
 
 def render_hot_state(lines: Sequence[HotStateLine], notes: Sequence[str], health: Sequence[HealthReport]) -> str:
     above, below = _render_notes(notes), _render_failing_sensors(health)
-    room = LONGEST_BLOCK - len(above) - len(below) - len(_FIELDS_HEAD) - _LEFT_OUT
-    known = "\n".join((_FIELDS_HEAD, *_fit_lines(lines, room))) if lines else ""
+    capacity = LONGEST_BLOCK - len(above) - len(below) - len(_FIELDS_HEAD) - _LEFT_OUT
+    known = "\n".join((_FIELDS_HEAD, *_fit_lines(lines, capacity))) if lines else ""
     return "\n\n".join(part for part in (above, known, below) if part)
 
 
@@ -95,17 +95,17 @@ def _render_failing_sensors(health: Sequence[HealthReport]) -> str:
     return f"Failing sensors, whose fields may be old: {'; '.join(named)}{more}"
 
 
-def _fit_lines(lines: Sequence[HotStateLine], room: int) -> Sequence[str]:
+def _fit_lines(lines: Sequence[HotStateLine], capacity: int) -> Sequence[str]:
     """Cuts the values as little as possible. If that is not enough, leaves out the last fields and says so."""
     written: list[str] = []
     for most in _SHORTER:
-        written = [line.written(most) for line in lines]
-        if sum(map(len, written)) + len(written) <= room:
+        written = [line.format(most) for line in lines]
+        if sum(map(len, written)) + len(written) <= capacity:
             return written
     shown: list[str] = []
     for line in written:
-        room -= len(line) + 1
-        if room < 0:
+        capacity -= len(line) + 1
+        if capacity < 0:
             break
         shown.append(line)
     return [*shown, f"[{len(written) - len(shown)} more fields are left out: there are too many to show]"]
@@ -151,7 +151,7 @@ class Fact(msgspec.Struct, frozen=True):
     restored: bool = False
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredFact(msgspec.Struct, frozen=True):
     value: Any
     at: int
     by: str = ""
@@ -228,15 +228,15 @@ class HotState:
         self._facts[name] = Fact(fitted.value, at, by)
         return Unchanged() if old is not None and is_equal_json(old.value, fitted.value) else ChangedValue()
 
-    def take_result(self, tool: str, params: Mapping[str, Any], text: str, at: int) -> Mapping[str, str]:
+    def apply_result(self, tool: str, params: Mapping[str, Any], text: str, at: int) -> Mapping[str, str]:
         """Writes a tool's result into every field that it refreshes; returns what is wrong with each, or ""."""
         return {
-            name: self._take_part(name, field, text, at)
+            name: self._apply_part(name, field, text, at)
             for name, field in self._fields.items()
             if field.refresh_tool == tool and is_equal_json(dict(field.refresh_params), params)
         }
 
-    def _take_part(self, name: str, field: HotField, text: str, at: int) -> str:
+    def _apply_part(self, name: str, field: HotField, text: str, at: int) -> str:
         part = look_up_path(parse_source_text(text), field.path)
         if not isinstance(part, PathValue):
             return part.sentence
@@ -262,10 +262,10 @@ class HotState:
     def values(self) -> Mapping[str, Any]:
         return {name: self._facts[name].value for name in self._fields if name in self._facts}
 
-    def seen(self) -> HotStateSnapshot:
+    def take_snapshot(self) -> HotStateSnapshot:
         return HotStateSnapshot.of(self.values())
 
-    def rendered(self, now: int, *, notes: Sequence[str] = (), health: Sequence[HealthReport] = ()) -> str:
+    def render(self, now: int, *, notes: Sequence[str] = (), health: Sequence[HealthReport] = ()) -> str:
         """Returns the last block of the prompt: notifications, fields with ages, failing sensors."""
         return render_hot_state([self._line(name, now) for name in self._fields], notes, health)
 
@@ -277,7 +277,7 @@ class HotState:
 
     def snapshot(self) -> bytes:
         """Encodes all facts, for the process that resumes the session."""
-        kept = {name: _Kept(fact.value, fact.at, clean(fact.by)) for name, fact in self._facts.items()}
+        kept = {name: _StoredFact(fact.value, fact.at, clean(fact.by)) for name, fact in self._facts.items()}
         return msgspec.json.encode(kept)
 
     def restore(self, snapshot: bytes) -> None:
@@ -289,7 +289,7 @@ class HotState:
             if name not in self._fields or name in self._facts:
                 continue
             try:
-                kept = msgspec.json.decode(raw, type=_Kept)
+                kept = msgspec.json.decode(raw, type=_StoredFact)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
             fitted = _fit_value(self._fields[name], None, kept.value, append=False)
@@ -373,7 +373,7 @@ NOTIFICATIONS: Final = "notifications"
 """The name of the turn's alerts for a reflex model."""
 
 
-class Awareness:
+class LiveFacts:
     """What one session perceives: hot state, alerts, sensor health."""
 
     def __init__(self, hot: HotState, clock: Clock) -> None:
@@ -386,22 +386,22 @@ class Awareness:
     def show(self, notes: Sequence[Text]) -> None:
         self._notes = tuple(note.text for note in notes)
 
-    def hear(self, report: HealthReport) -> None:
+    def add_health_report(self, report: HealthReport) -> None:
         self._health[report.sensor] = report
 
-    def take_result(self, tool: str, params: Mapping[str, Any], text: str) -> Collection[str]:
+    def apply_result(self, tool: str, params: Mapping[str, Any], text: str) -> Collection[str]:
         """Writes a tool's result into the fields that it refreshes, and reports those that it does not fit."""
         now = self._clock.now()
-        taken = self.hot.take_result(tool, params, text, now)
+        taken = self.hot.apply_result(tool, params, text, now)
         for name, problem in taken.items():
-            self.hear_refresh(name, tool, problem)
+            self.add_refresh_problem(name, tool, problem)
         return taken
 
-    def hear_refresh(self, name: str, tool: str, problem: str) -> None:
+    def add_refresh_problem(self, name: str, tool: str, problem: str) -> None:
         sensor, now = f"{name} ({tool})", self._clock.now()
         if problem or sensor in self._health:
             health = "failing" if problem else "ok"
-            self.hear(HealthReport(sensor=sensor, health=health, since=now, sentence=problem))
+            self.add_health_report(HealthReport(sensor=sensor, health=health, since=now, sentence=problem))
 
     def changes_since(self, before: HotStateSnapshot | None, seen: HotStateSnapshot) -> tuple[FieldChange, ...]:
         """Returns what has changed since a turn, without what the agent read in it: that it has seen."""
@@ -412,20 +412,20 @@ class Awareness:
     def open_turn(self) -> None:
         self._own.clear()
 
-    def senses(self) -> LiveContext:
-        return LiveContext(self._volatile, self._facts, self._called)
+    def make_live_context(self) -> LiveContext:
+        return LiveContext(self._volatile, self._facts, self._on_call)
 
-    def _called(self, call: ToolCall, answer: Answer) -> None:
+    def _on_call(self, call: ToolCall, answer: Answer) -> None:
         """Fills fields from a call of the agent's own, if it asked for what the field shows."""
         if answer.outcome == "ok" and self.hot.has_fields:
             params = parse_source_text(call.arguments or "{}")
             if isinstance(params, dict):
-                self._own.update(self.take_result(call.tool, cast("dict[str, Any]", params), answer.text))
+                self._own.update(self.apply_result(call.tool, cast("dict[str, Any]", params), answer.text))
 
     def _volatile(self) -> str:
         if not (self._notes or self._health or self.hot.has_fields):
             return ""
-        return self.hot.rendered(self._clock.now(), notes=self._notes, health=tuple(self._health.values()))
+        return self.hot.render(self._clock.now(), notes=self._notes, health=tuple(self._health.values()))
 
     def _facts(self) -> Mapping[str, Any]:
         return {NOTIFICATIONS: list(self._notes), **self.hot.values()}

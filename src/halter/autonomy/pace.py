@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.autonomy.hot_state import Awareness, FieldChange, HotStateSnapshot
+from halter.autonomy.hot_state import FieldChange, HotStateSnapshot, LiveFacts
 from halter.core.agent_spec import ActiveHours, Gate, HotField, Pacing
 from halter.core.clock import SECOND, Clock, format_duration
 from halter.core.errors import ConfigError
@@ -65,13 +65,13 @@ def parse_active_hours(spec: ActiveHours) -> Hours:
 
 
 def _clock(key: str, text: str) -> time:
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f'`active_hours.{key}` is {text!r}, which is no time of day: write it like "08:00", '
             'from "00:00" to "23:59", in quotes.'
         )
-    return time(int(found[1]), int(found[2]))
+    return time(int(match[1]), int(match[2]))
 
 
 def find_wake_time(hours: Hours, now: int) -> int | None:
@@ -106,16 +106,16 @@ class FieldDifference(msgspec.Struct, frozen=True):
     before: Any | UnsetType
     after: Any | UnsetType
 
-    def shown(self, most: int) -> Mapping[str, Any]:
+    def to_display(self, limit: int) -> Mapping[str, Any]:
         """Shows it as JSON, cut to so many characters."""
         sides = {"before": self.before, "after": self.after}
-        kept = {side: _shorten(value, most) for side, value in sides.items() if value is not UNSET}
-        return {"at": cut_text(self.path, most), **kept}
+        kept = {side: _shorten(value, limit) for side, value in sides.items() if value is not UNSET}
+        return {"at": cut_text(self.path, limit), **kept}
 
 
-def _shorten(value: Any, most: int) -> Any:
+def _shorten(value: Any, limit: int) -> Any:
     written = to_json_line(value)
-    return value if len(written) <= most else cut_text(written, most)
+    return value if len(written) <= limit else cut_text(written, limit)
 
 
 def diff_json(path: str, before: Any, after: Any) -> Iterator[FieldDifference]:
@@ -234,7 +234,7 @@ def build_gate_prompt(gate: Gate, changed: Sequence[FieldChange]) -> Prompt:
     found = [list(diff_json(change.name, change.before, change.after)) for change in changed]
     shown = [difference for field in found for difference in field[:each]][:MOST_DIFFERENCES]
     side = min(LONGEST_SIDE, LONGEST_DATA // (4 * max(1, len(shown))))
-    data = {"changed": [difference.shown(side) for difference in shown], "more": sum(map(len, found)) - len(shown)}
+    data = {"changed": [difference.to_display(side) for difference in shown], "more": sum(map(len, found)) - len(shown)}
     return make_question_prompt(f"{_QUESTION}\n\n{gate.prompt}", data, Worth)
 
 
@@ -271,76 +271,76 @@ class AutonomousPace:
     """Decides when an autonomous session takes its turns."""
 
     def __init__(
-        self, running: SessionRuntime, loop: TurnLoop, clock: Clock, terms: PaceTerms, aware: Awareness
+        self, runtime: SessionRuntime, loop: TurnLoop, clock: Clock, terms: PaceTerms, hot_view: LiveFacts
     ) -> None:
-        self._running = running
+        self._runtime = runtime
         self._loop = loop
         self._clock = clock
         self._terms = terms
         self._limits = terms.pacing.autonomy
-        self._aware = aware
+        self._hot_view = hot_view
 
     def show(self, notes: Sequence[Text]) -> None:
-        self._aware.show(notes)
+        self._hot_view.show(notes)
 
-    async def go_on(self, notes: Sequence[Text]) -> None:
+    async def continue_turn(self, notes: Sequence[Text]) -> None:
         """Continues a turn of an earlier owner; stale facts are refreshed before it acts."""
-        self._aware.show(notes)
+        self._hot_view.show(notes)
         await self._refresh()
 
-    async def before(self, news: Inbox) -> OpenTurn | Park | End:
-        stopped = await self._stopped(news)
+    async def decide_before_turn(self, inbox: Inbox) -> OpenTurn | Park | End:
+        stopped = await self._find_stop(inbox)
         if stopped is not None:
             return stopped
         await self._refresh()
-        seen = self._aware.hot.seen()
+        seen = self._hot_view.hot.take_snapshot()
         before = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
-        changed = self._aware.changes_since(before, seen)
+        changed = self._hot_view.changes_since(before, seen)
         idles = 0 < self._limits.idle_timeout <= self._loop.turn.idle
-        if idles and not (news.pending or changed):
+        if idles and not (inbox.pending or changed):
             return await self._idle()
-        skip = await self._gate(news, changed, before, seen)
+        skip = await self._gate(inbox, changed, before, seen)
         if skip is not None:
             await self._loop.skip(skip.stage, skip.sentence)
-            return await self._kept(self._sleep_on())
+            return await self._save_before_park(self._sleep_on())
         own = (Text(self._limits.prompt or decide.OBSERVE_TURN, "config", reason="observe"),)
         # A handover does not replace the agent's own purpose.
-        follows = self._running.began.follows and not self._loop.turn.number
-        opening = (*news.said, *own) if follows else news.said or own
+        follows = self._runtime.began.follows and not self._loop.turn.number
+        opening = (*inbox.messages, *own) if follows else inbox.messages or own
         hot = HotStateCapture(seen.to_bytes(), seen.digest) if self._terms.pacing.fields else None
-        self._aware.open_turn()
-        return OpenTurn((*self._trouble(), *opening), hot, quiet=not (news.pending or changed))
+        self._hot_view.open_turn()
+        return OpenTurn((*self._trouble(), *opening), hot, quiet=not (inbox.pending or changed))
 
-    async def after(self, then: SessionStep) -> SessionStep:
-        turns, most = self._loop.turn.brisk, self._limits.max_consecutive_turns
-        if isinstance(then, End):
-            return then
-        if turns < most:
-            return await self._kept(then) if isinstance(then, Park) else then
+    async def decide_after_turn(self, step: SessionStep) -> SessionStep:
+        turns, limit = self._loop.turn.brisk, self._limits.max_consecutive_turns
+        if isinstance(step, End):
+            return step
+        if turns < limit:
+            return await self._save_before_park(step) if isinstance(step, Park) else step
         sleep = self._limits.max_sleep // 24
         sentence = f"It took {turns} turns without a sleep, and is put to sleep for {format_duration(sleep)}."
-        await self._loop.hold_back("max_consecutive_turns", sentence, self._clock.now() + sleep)
-        return await self._kept(Park("SLEEPING", sleep))
+        await self._loop.record_guardrail("max_consecutive_turns", sentence, self._clock.now() + sleep)
+        return await self._save_before_park(Park("SLEEPING", sleep))
 
-    async def _stopped(self, news: Inbox) -> Park | End | None:
+    async def _find_stop(self, inbox: Inbox) -> Park | End | None:
         """A halt or a passed cap ends the session. Outside of its hours only a person gives it a turn."""
-        halt = await self._running.halted()
+        halt = await self._runtime.find_halt()
         if halt is not None:
             return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
-        if self._running.overrun:
+        if self._runtime.overrun:
             return End("BUDGET_EXCEEDED", "overrun")
         now = self._clock.now()
         until = None if self._terms.hours is None else find_wake_time(self._terms.hours, now)
-        if until is None or news.personal:
+        if until is None or inbox.personal:
             return None
         sentence = f"It is outside of its active hours, and sleeps for {format_duration(until - now)}."
-        await self._loop.hold_back("active_hours", sentence, until)
-        return await self._kept(Park("SLEEPING", until - now))
+        await self._loop.record_guardrail("active_hours", sentence, until)
+        return await self._save_before_park(Park("SLEEPING", until - now))
 
     async def _idle(self) -> End:
         awake = format_duration(self._loop.turn.idle)
         sentence = f"For {awake} it was awake without a call, a change or a message, so it is shut down."
-        await self._loop.hold_back("idle_timeout", sentence)
+        await self._loop.record_guardrail("idle_timeout", sentence)
         return End("COMPLETED", "idle_timeout")
 
     def _trouble(self) -> tuple[Text, ...]:
@@ -351,7 +351,7 @@ class AutonomousPace:
         return (Text(decide.describe_last_stop(turn.sentence), "config", trusted=False, reason="trouble"),)
 
     async def _gate(
-        self, news: Inbox, changed: Sequence[FieldChange], before: HotStateSnapshot | None, seen: HotStateSnapshot
+        self, inbox: Inbox, changed: Sequence[FieldChange], before: HotStateSnapshot | None, seen: HotStateSnapshot
     ) -> GateSkip | None:
         """Asks the gate; None is a turn. The first turn, a requested one, and one after trouble pass."""
         turn, gate = self._loop.turn, self._terms.gate
@@ -359,17 +359,17 @@ class AutonomousPace:
         verdict = open_gate(
             gate,
             changed=changed,
-            pending=news.pending or not turn.number or goes_on or turn.why in TROUBLED_ENDS,
+            pending=inbox.pending or not turn.number or goes_on or turn.why in TROUBLED_ENDS,
             skips=turn.skips,
             expression=self._terms.gate_expression,
             before={} if before is None else before.values,
             hot=seen.values,
         )
         if isinstance(verdict, AskGateModel) and gate is not None and self._terms.gate_model is not None:
-            verdict = await self._asked(gate, self._terms.gate_model, changed)
+            verdict = await self._ask_gate(gate, self._terms.gate_model, changed)
         return verdict if isinstance(verdict, GateSkip) else None
 
-    async def _asked(self, gate: Gate, model: Model, changed: Sequence[FieldChange]) -> GateOpen | GateSkip:
+    async def _ask_gate(self, gate: Gate, model: Model, changed: Sequence[FieldChange]) -> GateOpen | GateSkip:
         """Asks the gate's model once about the same difference since the last turn; on failure the gate is open.
 
         The request is named by its question, so that the journal has the answer at the next wake, in any process.
@@ -377,13 +377,13 @@ class AutonomousPace:
         prompt = build_gate_prompt(gate, changed)
         question = sha256(msgspec.json.encode((prompt.system, prompt.messages))).hexdigest()[:16]
         request = ModelRequest(
-            id=f"{self._running.lease.session}.g{self._loop.turn.number}_{question}",
+            id=f"{self._runtime.lease.session}.g{self._loop.turn.number}_{question}",
             prompt=prompt,
             purpose="gate",
             timeout=GATE_TIMEOUT,
             optional=True,
         )
-        answer = await self._running.request(request, model)
+        answer = await self._runtime.request(request, model)
         return parse_gate_answer(answer.reply) if isinstance(answer, AnsweredRequest) else GateOpen()
 
     def _sleep_on(self) -> Park:
@@ -395,32 +395,32 @@ class AutonomousPace:
         longer = rules.min_sleep * 2 ** min(turn.pauses + turn.skips, 40)
         return Park("SLEEPING", min(rules.max_sleep, longer))
 
-    async def _kept(self, park: Park) -> Park:
+    async def _save_before_park(self, park: Park) -> Park:
         """Saves the hot state before the session is released: the next owner starts with it."""
         if self._terms.pacing.fields and not self._terms.pacing.sensors:
-            await self._running.keep(self._aware.hot.snapshot())
+            await self._runtime.save_snapshot(self._hot_view.hot.snapshot())
         return park
 
     async def _refresh(self) -> None:
         """Refreshes stale fields, several from one call. On failure the old values stay, marked stale."""
         now, asked = self._clock.now(), dict[tuple[str, bytes], str]()
-        for name in self._aware.hot.due(now):
+        for name in self._hot_view.hot.due(now):
             field = self._terms.pacing.fields[name]
             source = (str(field.refresh_tool), encode_canonical(dict(field.refresh_params)))
             if source not in asked:
-                asked[source] = await self._refreshed(name, field, now)
+                asked[source] = await self._refresh_field(name, field, now)
             if asked[source]:
-                self._aware.hear_refresh(name, source[0], asked[source])
+                self._hot_view.add_refresh_problem(name, source[0], asked[source])
 
-    async def _refreshed(self, name: str, field: HotField, now: int) -> str:
+    async def _refresh_field(self, name: str, field: HotField, now: int) -> str:
         """Calls a field's tool for its value; returns why there is none."""
         tool = str(field.refresh_tool)
         arguments = msgspec.json.encode(dict(field.refresh_params))
-        session, turn = self._running.lease.session, self._loop.turn.number
-        answer = await self._running.look(Call(f"{session}.f{turn}_{now}_{name}", tool, arguments, "sensor"))
+        session, turn = self._runtime.lease.session, self._loop.turn.number
+        answer = await self._runtime.call_read_only(Call(f"{session}.f{turn}_{now}_{name}", tool, arguments, "sensor"))
         if not isinstance(answer, Answer):
             return f"{tool} needs a person, or money that others hold."
         if answer.outcome != "ok":
             return answer.text
-        self._aware.take_result(tool, field.refresh_params, answer.text)
+        self._hot_view.apply_result(tool, field.refresh_params, answer.text)
         return ""

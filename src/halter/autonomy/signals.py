@@ -49,7 +49,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     def deviation(self) -> float:
         return max(math.sqrt(self.variance), _FINEST * max(1.0, abs(self.mean)))
 
-    def learn(self, x: float) -> tuple["DetectorState", float]:
+    def observe(self, x: float) -> tuple["DetectorState", float]:
         """Scores a number by what was learned before, then learns from it; a non-finite one is skipped.
 
         An outlier barely moves the mean. As many in a row as a warm-up become the new normal.
@@ -59,15 +59,15 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
         x = min(max(x, -_LARGEST), _LARGEST)
         away = x - self.mean
         if self.seen < self.warmup:
-            return self._with(away, strange=0), 0.0
+            return self._with_sample(away, strange=0), 0.0
         score = min(abs(away) / self.deviation, MAX_SCORE)
         if score <= _LEARNED:
-            return self._with(away, strange=0), score
+            return self._with_sample(away, strange=0), score
         if self.strange + 1 >= self.warmup:
             return DetectorState(half_life=self.half_life, warmup=self.warmup, seen=1, mean=x), score
-        return self._with(math.copysign(_LEARNED * self.deviation, away), strange=self.strange + 1), score
+        return self._with_sample(math.copysign(_LEARNED * self.deviation, away), strange=self.strange + 1), score
 
-    def _with(self, away: float, *, strange: int) -> "DetectorState":
+    def _with_sample(self, away: float, *, strange: int) -> "DetectorState":
         """Learns a number at this distance from the mean. The first ones count equally."""
         weight = max(1 - 0.5 ** (1 / self.half_life), 1 / (self.seen + 1))
         return msgspec.structs.replace(
@@ -138,10 +138,10 @@ class Signals:
         self._signals = tuple(signals)
         self._expressions = expressions
         self._judge = judge
-        self._learned: dict[str, DetectorState] = {}
-        self._told: dict[str, int] = {}
+        self._detectors: dict[str, DetectorState] = {}
+        self._fired_at: dict[str, int] = {}
 
-    async def look(self, reading: Reading, hot: Mapping[str, Any]) -> SignalResults:
+    async def score(self, reading: Reading, hot: Mapping[str, Any]) -> SignalResults:
         """Scores a reading; `hot` are the hot state's values. What cannot be scored does not fire."""
         read = copy_json_value(reading.value)
         if isinstance(read, NotJson):
@@ -153,7 +153,7 @@ class Signals:
             score = await self._score(signal, read.value, hot, reading.at)
             if isinstance(score, ScoringFailure):
                 sentences.append(f"The signal `{signal.name}` has no score: {score.sentence}")
-            scored.append(self._weighed(signal, score, reading.at))
+            scored.append(self._apply_threshold(signal, score, reading.at))
         return SignalResults(tuple(scored), _is_written(scored), tuple(sentences))
 
     async def _score(
@@ -161,26 +161,26 @@ class Signals:
     ) -> Score | ScoringFailure | None:
         """Scores a value; None if the signal does not apply."""
         if signal.detector is not UNSET:
-            return self._detected(signal.name, signal.detector, value)
+            return self._score_by_detector(signal.name, signal.detector, value)
         if signal.expression is not UNSET:
-            return self._worked_out(signal.name, value, hot)
+            return self._score_by_expression(signal.name, value, hot)
         if self._is_quiet(signal, now) and not signal.filter:
             return None
-        return await self._judged(signal, value)
+        return await self._score_by_model(signal, value)
 
-    def _detected(self, name: str, detector: Detector, value: Any) -> Score | ScoringFailure:
+    def _score_by_detector(self, name: str, detector: Detector, value: Any) -> Score | ScoringFailure:
         found = look_up_path(value, detector.path)
         if isinstance(found, MissingPath):
             return ScoringFailure(found.sentence)
         x = parse_sample(found.value)
         if isinstance(x, UnusableSample):
             return ScoringFailure(f"{x.sentence}.")
-        before = self._learned.get(name) or DetectorState(half_life=detector.half_life, warmup=detector.warmup)
-        self._learned[name], score = before.learn(x)
+        before = self._detectors.get(name) or DetectorState(half_life=detector.half_life, warmup=detector.warmup)
+        self._detectors[name], score = before.observe(x)
         side = "above" if x >= before.mean else "below"
         return Score(score, f"{x:g} is {score:.1f} deviations {side} the usual {before.mean:.6g}")
 
-    def _worked_out(self, name: str, value: Any, hot: Mapping[str, Any]) -> Score | ScoringFailure:
+    def _score_by_expression(self, name: str, value: Any, hot: Mapping[str, Any]) -> Score | ScoringFailure:
         expression = self._expressions.get(name)
         if expression is None:
             return ScoringFailure("its expression was not compiled.")
@@ -194,7 +194,7 @@ class Signals:
             case _:
                 return ScoringFailure(f"`{expression.text}` is neither true nor false nor a number.")
 
-    async def _judged(self, signal: Signal, value: Any) -> Score | ScoringFailure:
+    async def _score_by_model(self, signal: Signal, value: Any) -> Score | ScoringFailure:
         try:
             score = await self._judge(signal, value)
         except (ModelError, TimeoutError) as error:
@@ -205,18 +205,18 @@ class Signals:
             return ScoringFailure("its model gave no finite number.")
         return score
 
-    def _weighed(self, signal: Signal, score: Score | ScoringFailure | None, now: int) -> ScoredSignal:
+    def _apply_threshold(self, signal: Signal, score: Score | ScoringFailure | None, now: int) -> ScoredSignal:
         if not isinstance(score, Score):
             return ScoredSignal(signal)
         fires = score.score >= resolve_threshold(signal)
         told = fires and not self._is_quiet(signal, now)
         if told:
-            self._told[signal.name] = now
+            self._fired_at[signal.name] = now
         return ScoredSignal(signal, score.score, fires, told, score.reason)
 
     def _is_quiet(self, signal: Signal, now: int) -> bool:
         """Whether a signal is in its cooldown. A clock that was set back does not extend it."""
-        told = self._told.get(signal.name)
+        told = self._fired_at.get(signal.name)
         return told is not None and 0 <= now - told < max(signal.cooldown, SHORTEST_COOLDOWN)
 
 

@@ -72,29 +72,29 @@ class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_schedule(
-    schedule: Schedule, timing: Timing, row: TriggerRow, around: TriggerConditions, hours: Hours | None = None
+    schedule: Schedule, timing: Timing, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None = None
 ) -> Sequence[RunNow | SkipRuns | QueueRun]:
     """Decides about the due times since the last check."""
-    if row.queued_at is not None and not around.running and not around.halted:
-        return [_decide_queued(schedule, row.queued_at, row, around, hours)]
-    found = count_ticks(timing, row.ticked_at, around.now)
+    if row.queued_at is not None and not conditions.running and not conditions.halted:
+        return [_decide_queued(schedule, row.queued_at, row, conditions, hours)]
+    found = count_ticks(timing, row.ticked_at, conditions.now)
     if found.latest is None:
         return []
-    while_off = count_ticks(timing, row.ticked_at, min(around.on_since, around.now))
+    while_off = count_ticks(timing, row.ticked_at, min(conditions.on_since, conditions.now))
     skipped = list(_skip_past(found, while_off))
     latest = found.latest
-    if latest <= around.on_since or around.now < latest + _jitter(schedule, row.trigger, latest):
+    if latest <= conditions.on_since or conditions.now < latest + _jitter(schedule, row.trigger, latest):
         return skipped
-    return [*skipped, _decide_latest(schedule, latest, row, around, hours)]
+    return [*skipped, _decide_latest(schedule, latest, row, conditions, hours)]
 
 
 def _decide_queued(
-    schedule: Schedule, due: int, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+    schedule: Schedule, due: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> RunNow | SkipRuns:
     """Starts a queued run, unless something prevents it now."""
-    if due <= around.on_since:
+    if due <= conditions.on_since:
         return SkipRuns("off", due, 1, "The agent was switched off.")
-    against = _find_objection(schedule, row, around, hours)
+    against = _find_objection(schedule, row, conditions, hours)
     return RunNow(due) if against is None else SkipRuns(against[0], due, 1, against[1])
 
 
@@ -108,15 +108,15 @@ def _skip_past(found: TickCount, while_off: TickCount) -> Iterator[SkipRuns]:
 
 
 def _decide_latest(
-    schedule: Schedule, due: int, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+    schedule: Schedule, due: int, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> RunNow | SkipRuns | QueueRun:
-    late = around.now - due - _jitter(schedule, row.trigger, due)
+    late = conditions.now - due - _jitter(schedule, row.trigger, due)
     if schedule.catch_up == "never" and late > LATENESS_TOLERANCE:
         return SkipRuns("missed", due, 1, "Nothing ran then, and it is not made up for.")
-    against = _find_objection(schedule, row, around, hours)
+    against = _find_objection(schedule, row, conditions, hours)
     if against is not None:
         return SkipRuns(against[0], due, 1, against[1])
-    if not around.running:
+    if not conditions.running:
         return RunNow(due)
     if schedule.overlap == "queue" and row.queued_at is None:
         return QueueRun(due)
@@ -125,16 +125,16 @@ def _decide_latest(
 
 
 def _find_objection(
-    schedule: Schedule, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+    schedule: Schedule, row: TriggerRow, conditions: TriggerConditions, hours: Hours | None
 ) -> tuple[SkipReason, str] | None:
-    if around.halted:
-        return ("halted", around.halted)
-    if hours is not None and find_wake_time(hours, around.now) is not None:
+    if conditions.halted:
+        return ("halted", conditions.halted)
+    if hours is not None and find_wake_time(hours, conditions.now) is not None:
         return ("active_hours", "It is outside of the active hours.")
-    if row.ran_at and around.now - row.ran_at < schedule.min_interval - MIN_INTERVAL_SLACK:
+    if row.ran_at and conditions.now - row.ran_at < schedule.min_interval - MIN_INTERVAL_SLACK:
         return ("too_soon", "The run before it began less than `min_interval` ago.")
-    if around.empty is not None:
-        return ("cost_cap_reached", around.empty.sentence)
+    if conditions.empty is not None:
+        return ("cost_cap_reached", conditions.empty.sentence)
     return None
 
 
@@ -166,7 +166,7 @@ class WatchedDocument(msgspec.Struct, frozen=True):
     terminal_reason: str | None = None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self.ignored) or self.quarantined_at is not None or self.state == "COMPLETED"
 
     @property
@@ -204,26 +204,26 @@ class WatchPlan(msgspec.Struct, frozen=True):
 
 
 def decide_watch(
-    watch: Watch, items: Sequence[WatchedDocument], around: TriggerConditions, room: int | None = None
+    watch: Watch, items: Sequence[WatchedDocument], conditions: TriggerConditions, capacity: int | None = None
 ) -> WatchPlan:
     """Decides which documents start, which are left to a person, and why the rest waits.
 
     `room` is for how many sessions money is left; None is unlimited.
     """
-    waiting = [item for item in items if not item.done and not item.open]
+    waiting = [item for item in items if not item.is_done and not item.open]
     given_up = [item for item in waiting if _is_hopeless(item, watch)]
     ready = [item for item in waiting if item not in given_up]
-    resting = [at for item in ready if (at := _rests_until(item)) > around.now]
-    startable = [item for item in ready if _rests_until(item) <= around.now]
-    slots = 0 if around.halted or around.empty else max(0, watch.max_parallel - around.running)
-    begun = startable[: slots if room is None else min(slots, room)]
+    resting = [at for item in ready if (at := _rests_until(item)) > conditions.now]
+    startable = [item for item in ready if _rests_until(item) <= conditions.now]
+    slots = 0 if conditions.halted or conditions.empty else max(0, watch.max_parallel - conditions.running)
+    begun = startable[: slots if capacity is None else min(slots, capacity)]
     acts: list[StartRun | QuarantineDocument | DelayDocuments] = [
         QuarantineDocument(item, _describe_failure(item)) for item in given_up
     ]
     acts += [StartRun(item, item.attempts if item.blameless else item.attempts + 1) for item in begun]
-    left = len(startable) - len(begun)
-    if left:
-        acts.append(_make_delay(left, around, room))
+    remaining = len(startable) - len(begun)
+    if remaining:
+        acts.append(_make_delay(remaining, conditions, capacity))
     return WatchPlan(tuple(acts), min(resting, default=None))
 
 
@@ -245,18 +245,18 @@ def _rests_until(item: WatchedDocument) -> int:
     return item.ended_at + FIRST_RETRY_DELAY * 4 ** max(0, item.attempts - 1)
 
 
-def _make_delay(left: int, around: TriggerConditions, room: int | None) -> DelayDocuments:
-    if around.halted:
-        return DelayDocuments("halted", left, around.halted)
-    if around.empty is not None:
-        return DelayDocuments("cost_cap_reached", left, around.empty.sentence, around.empty.until)
-    if room == 0:
-        return DelayDocuments("cost_cap_reached", left, "What is at work now may need all the money that is left.")
-    return DelayDocuments("overlap", left, f"{around.running or 'As many as may be'} are at work.")
+def _make_delay(remaining: int, conditions: TriggerConditions, capacity: int | None) -> DelayDocuments:
+    if conditions.halted:
+        return DelayDocuments("halted", remaining, conditions.halted)
+    if conditions.empty is not None:
+        return DelayDocuments("cost_cap_reached", remaining, conditions.empty.sentence, conditions.empty.until)
+    if capacity == 0:
+        return DelayDocuments("cost_cap_reached", remaining, "What is at work now may need all the money that is left.")
+    return DelayDocuments("overlap", remaining, f"{conditions.running or 'As many as may be'} are at work.")
 
 
-def check_cap_exhausted(left: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
-    if left > 0:
+def check_cap_exhausted(remaining: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
+    if remaining > 0:
         return None
     return CapExhausted(f"{format_micros(cap)}, the cap of {scope}, is spent or held.", until)
 
@@ -305,10 +305,10 @@ def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int)
         return Forecast(0, 0)
     own: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
     fleet: list[ScopedCap] = [("fleet", cap) for cap in work.caps.fleet]
-    most = bound_by_windows([*own, *fleet], work.caps.zone, balances, since, until)
-    runs = [_bound_runs(each, balances, since, until, most) for each in work.schedules]
+    limit = bound_by_windows([*own, *fleet], work.caps.zone, balances, since, until)
+    runs = [_bound_runs(each, balances, since, until, limit) for each in work.schedules]
     caused = None if work.renews else _add([*work.sessions, *runs])
-    return Forecast(find_tightest([caused, most]), most)
+    return Forecast(find_tightest([caused, limit]), limit)
 
 
 def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, since: int, until: int) -> int | None:
@@ -341,12 +341,12 @@ def _remaining_in_window(scope: str, cap: Cap, window: str, balances: Balances) 
     return None if binding is None else max(0, binding - row.spent)
 
 
-def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int, most: int | None) -> int | None:
+def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int, limit: int | None) -> int | None:
     """Bounds the runs of a schedule by their number and cap, and by the caps of all its runs together."""
     own: list[ScopedCap] = [(f"trigger:{each.trigger}", cap) for cap in each.caps.trigger]
     together = bound_by_windows(own, each.caps.zone, balances, since, until)
     cap = each.caps.session.max_cost_usd
-    runs = _count_runs(each, since, until, _count_enough_runs(cap, find_tightest([together, most])))
+    runs = _count_runs(each, since, until, _count_enough_runs(cap, find_tightest([together, limit])))
     return 0 if not runs else find_tightest([None if cap is None else runs * cap, together])
 
 
@@ -361,9 +361,9 @@ def _count_runs(each: ScheduledRuns, since: int, until: int, enough: int | None)
     """Counts the runs that start within a span, up to `enough`, including delayed ones."""
     spaced = (until - since) // max(SECOND, each.min_interval - MIN_INTERVAL_SLACK) + 1
     counted = spaced if enough is None else min(spaced, enough)
-    every, anchor = each.timing.every, each.timing.anchor
-    if every:
-        times = (until - anchor) // every - (max(since, anchor - 1) - anchor) // every
+    interval, anchor = each.timing.every, each.timing.anchor
+    if interval:
+        times = (until - anchor) // interval - (max(since, anchor - 1) - anchor) // interval
     else:
         times = count_ticks(each.timing, since, until, counted).count
     return min(max(0, times), counted) + each.pending

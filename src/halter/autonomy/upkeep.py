@@ -100,7 +100,7 @@ def decide_upkeep(
         return BeginSession(1)
     if last.state == "COMPLETED" and starting:
         return BeginSession(_parse_number(agent, last) + 1)
-    if switch.at >= _stopped_at(last, halts):
+    if switch.at >= _find_stop_time(last, halts):
         return BeginSession(_parse_number(agent, last) + 1)
     if used_up is not None and last.state == "BUDGET_EXCEEDED":
         return _decide_after_cap(agent, last, used_up)
@@ -131,7 +131,7 @@ def _decide_after_cap(agent: str, last: SessionRow, used_up: ExhaustedSession) -
     return BeginSession(_parse_number(agent, last) + 1, last.session, f"{last.session} has used up {used_up.cap}.")
 
 
-def _stopped_at(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:
+def _find_stop_time(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:
     """Returns when a session was told to end: by its own halt, it ended a moment later."""
     halted = halts.get(f"session:{last.session}")
     ended = (last.ended_at or 0) + 1

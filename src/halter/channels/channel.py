@@ -45,7 +45,7 @@ from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wai
 from halter.operations import control, decisions
 from halter.operations.channels import read_who
 from halter.operations.decisions import WaitingDecision
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.operations.status import FleetStatus, status
 from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import Runtime
@@ -89,7 +89,7 @@ class Transport(Protocol):
 
     name: str
 
-    def fits(self, text: str) -> bool:
+    def can_send(self, text: str) -> bool:
         """Whether a text can be sent whole."""
         ...
 
@@ -123,14 +123,14 @@ class DecisionChannel:
         self,
         app: Runtime,
         transport: Transport,
-        tell: Tell,
+        report: Tell,
         dashboard: str = "",
         quiet: Hours | None = None,
         randomly: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._app = app
         self._transport = transport
-        self._tell = tell
+        self._report = report
         self._dashboard = dashboard
         self._quiet = quiet
         self._randomly = randomly
@@ -138,23 +138,23 @@ class DecisionChannel:
         self._worker = make_worker_id(f"channel-{transport.name}", app.ids)
         self._log = ChannelLog(self._store, transport.name)
         self._news = asyncio.Event()
-        self._told = ""
+        self._last_reported = ""
         self._failures = 0
         self._undeliverable: set[tuple[str, str]] = set()
         self._codes: dict[str, list[int]] = {}
 
     async def run(self) -> None:
         """Serve the channel whenever no other process does, until cancelled."""
-        async with keep_leases(self._store, self._app.clock, self._worker, pulse=self._app.pulse):
+        async with keep_leases(self._store, self._app.clock, self._worker, liveness=self._app.liveness):
             while True:
-                await self._take()
-                self._tell(f"Decisions are sent and answered over {self._transport.name}.")
+                await self._acquire()
+                self._report(f"Decisions are sent and answered over {self._transport.name}.")
                 try:
                     await run_until_first([self._announce_forever(), self._receive_forever()])
                 except ChannelLost:
-                    self._tell(f"Another process serves {self._transport.name} now; this one waits.")
+                    self._report(f"Another process serves {self._transport.name} now; this one waits.")
 
-    async def _take(self) -> None:
+    async def _acquire(self) -> None:
         """Wait until no live worker serves the channel, and take it."""
         clock, taken = self._app.clock, ev.ChannelTaken(channel=self._transport.name, worker=self._worker)
         await self._store.beat(self._worker)
@@ -167,7 +167,7 @@ class DecisionChannel:
             await clock.sleep(TAKE_INTERVAL)
 
     async def _append(self, decide: Callable[[ChannelState], Sequence[ev.ChannelEvent]]) -> bool:
-        return await self._log.append(f"channel/{self._transport.name}/{self._app.ids.new()}", decide)
+        return await self._log.append(f"channel/{self._transport.name}/{self._app.ids.make()}", decide)
 
     async def _append_held(self, event: ev.ChannelEvent) -> None:
         """Append an event, unless another process serves the channel by now."""
@@ -182,17 +182,17 @@ class DecisionChannel:
 
     async def _back_off(self, failed: TransportFailed) -> None:
         """Report a failure once, and wait: for as long as the platform says, or twice as long each time."""
-        if str(failed) != self._told:
-            self._told = str(failed)
-            self._tell(str(failed))
+        if str(failed) != self._last_reported:
+            self._last_reported = str(failed)
+            self._report(str(failed))
         wait = min(MAX_BACKOFF, BACKOFF * 2 ** min(self._failures, 10))
         self._failures += 1
         await self._app.clock.sleep(max(failed.retry_after, wait if not failed.retry_after else 0))
 
-    def _recovered(self) -> None:
-        if self._told:
-            self._tell(f"{self._transport.name} answers again.")
-        self._told, self._failures = "", 0
+    def _on_recovery(self) -> None:
+        if self._last_reported:
+            self._report(f"{self._transport.name} answers again.")
+        self._last_reported, self._failures = "", 0
 
     async def _announce_forever(self) -> None:
         async with watch_changes(self._store, news=self._news):
@@ -211,9 +211,9 @@ class DecisionChannel:
         asked = {**await self._read_open(), **await self._read_questions()}
         for shown in [each for each in state.shown.values() if not each.closed]:
             one = asked.get(shown.decision)
-            if one is None or one.digest != shown.digest or shown.place not in state.places():
+            if one is None or one.digest != shown.digest or shown.place not in state.list_chats():
                 await self._close(shown)
-        for place, approvers in state.places().items():
+        for place, approvers in state.list_chats().items():
             await self._announce_in(place, approvers, asked)
 
     async def _announce_in(
@@ -226,16 +226,16 @@ class DecisionChannel:
             if len(there) >= MAX_OPEN:
                 return
             role = "operator" if isinstance(one, AskedQuestion) else "approver"
-            wanted = any(who.sees(one.agent) and who.may(role) for who in people)
+            wanted = any(principal.can_see(one.agent) and principal.has_role(role) for principal in people)
             if wanted and one.decision not in there and (place, one.decision) not in self._undeliverable:
                 await self._show(place, one)
 
     async def _show(self, place: str, one: WaitingDecision | AskedQuestion) -> None:
         now, random = self._app.clock.now(), self._randomly(RANDOM_BYTES)
         if isinstance(one, AskedQuestion):
-            message = compose_question(one, self._transport.fits, random)
+            message = compose_question(one, self._transport.can_send, random)
         else:
-            message = compose(one, now, self._transport.fits, random, self._dashboard)
+            message = compose(one, now, self._transport.can_send, random, self._dashboard)
         if self._quiet is not None and find_wake_time(self._quiet, now) is None:
             message = replace(message, silent=True)
         try:
@@ -244,9 +244,9 @@ class DecisionChannel:
             if failed.may_retry:
                 raise
             self._undeliverable.add((place, one.decision))
-            self._tell(str(failed))
+            self._report(str(failed))
             return
-        self._recovered()
+        self._on_recovery()
         await self._append_held(
             ev.DecisionShown(
                 channel=self._transport.name,
@@ -267,7 +267,7 @@ class DecisionChannel:
         except TransportFailed as failed:
             if failed.may_retry:
                 raise
-            self._tell(str(failed))
+            self._report(str(failed))
         await self._append_held(
             ev.MessageClosed(channel=self._transport.name, place=shown.place, message=shown.message)
         )
@@ -276,7 +276,11 @@ class DecisionChannel:
         if decision.endswith(QUESTION):
             session = session_of_question(decision)
             inbox = await read_stream(self._store, inbox_stream(session))
-            said = [one.event for one in inbox if isinstance(one.event, ev.WakePosted) and one.event.cause == "message"]
+            said = [
+                stored.event
+                for stored in inbox
+                if isinstance(stored.event, ev.WakePosted) and stored.event.cause == "message"
+            ]
             return (
                 f"Answered by {said[-1].sender}, in session {session}." if said else f"{decision} is no longer asked."
             )
@@ -285,28 +289,28 @@ class DecisionChannel:
 
     async def _read_open(self) -> Mapping[str, WaitingDecision]:
         """All open decisions, the longest waiting first."""
-        desk = Desk(self._app, Who(self._transport.name, "viewer"))
-        return {one.decision: one for one in await decisions.waiting(desk)}
+        actor = Actor(self._app, Principal(self._transport.name, "viewer"))
+        return {decision.decision: decision for decision in await decisions.waiting(actor)}
 
     async def _read_questions(self) -> Mapping[str, AskedQuestion]:
         """What sessions ask in words of their own, and no person has answered."""
         found = [
-            AskedQuestion(one.session, one.agent, one.call, one.asked)
+            AskedQuestion(one.session, one.agent, one.call, one.question_text)
             for one in (await read_open_questions(self._store)).values()
-            if one.asked
+            if one.question_text
         ]
         return {one.decision: one for one in found}
 
     async def _receive_forever(self) -> None:
         while True:
             state = await self._refresh()
-            places = frozenset((*state.places(), *(each.place for each in state.offers.values() if each.place)))
+            places = frozenset((*state.list_chats(), *(each.place for each in state.offers.values() if each.place)))
             try:
                 replies = await self._transport.receive(state.mark, places)
             except TransportFailed as failed:
                 await self._back_off(failed)
                 continue
-            self._recovered()
+            self._on_recovery()
             for reply in replies:
                 await self._handle(reply)
 
@@ -321,7 +325,7 @@ class DecisionChannel:
                 raise
             except Exception as error:  # noqa: BLE001 A reply that breaks must not keep the others from being read.
                 raise_if_cancelled()
-                self._tell(f"A reply over {self._transport.name} broke: {describe_error(error)}")
+                self._report(f"A reply over {self._transport.name} broke: {describe_error(error)}")
                 await self._append_held(ev.RepliesRead(channel=self._transport.name, mark=reply.mark))
                 return
             else:
@@ -336,29 +340,29 @@ class DecisionChannel:
             return
         try:
             intent = read_reply(reply, state, await self._read_open())
-            sentence = await self._perform(intent, Desk(self._app, read_who(approver)), reply.mark)
+            sentence = await self._perform(intent, Actor(self._app, read_who(approver)), reply.mark)
         except NotDone as refused:
             sentence = str(refused)
         await self._respond(reply, sentence)
         await self._append_held(ev.RepliesRead(channel=self._transport.name, mark=reply.mark))
         self._news.set()
 
-    async def _perform(self, intent: Intent, desk: Desk, mark: str) -> str:
+    async def _perform(self, intent: Intent, actor: Actor, mark: str) -> str:
         match intent:
             case ApproveShown():
-                return (await decisions.approve(desk, intent.shown.decision, intent.terms)).sentence
+                return (await decisions.approve(actor, intent.shown.decision, intent.terms)).sentence
             case DenyShown():
-                return (await decisions.deny(desk, intent.shown.decision, clean(intent.reason))).sentence
+                return (await decisions.deny(actor, intent.shown.decision, clean(intent.reason))).sentence
             case AnswerShown():
-                asked = intent.shown.decision
-                key, call = f"{asked}/{self._transport.name}/{mark}", asked.removesuffix(QUESTION)
+                question = intent.shown.decision
+                key, call = f"{question}/{self._transport.name}/{mark}", question.removesuffix(QUESTION)
                 return (
-                    await control.answer_question(desk, session_of_question(asked), call, intent.text, key)
+                    await control.answer_question(actor, session_of_question(question), call, intent.text, key)
                 ).sentence
             case StopScope():
-                return (await control.halt(desk, intent.scope, f"said over {self._transport.name}")).sentence
+                return (await control.halt(actor, intent.scope, f"said over {self._transport.name}")).sentence
             case ShowStatus():
-                return describe_status(await status(desk))
+                return describe_status(await status(actor))
             case Explain():
                 return intent.sentence
 
@@ -366,12 +370,12 @@ class DecisionChannel:
         try:
             await self._transport.respond(reply, sentence)
         except TransportFailed as failed:
-            self._tell(str(failed))
+            self._report(str(failed))
 
     async def _pair(self, reply: ChatReply, state: ChannelState) -> bool:
         """Make the sender of an open code an approver; any other code gets no answer."""
         code = find_code(reply.press or reply.text)
-        if not code or reply.forwarded or not self._may_try(reply.account):
+        if not code or reply.forwarded or not self._is_attempt_allowed(reply.account):
             return False
         offer, now = state.offers.get(digest_token(code)), self._app.clock.now()
         if offer is None or offer.expires_at <= now or (offer.place and offer.place != reply.place):
@@ -391,7 +395,7 @@ class DecisionChannel:
         self._news.set()
         return True
 
-    def _may_try(self, account: str) -> bool:
+    def _is_attempt_allowed(self, account: str) -> bool:
         now = self._app.clock.now()
         self._codes = {each: tries for each, tries in self._codes.items() if tries[-1] > now - MINUTE}
         tries = [at for at in self._codes.get(account, ()) if at > now - MINUTE]

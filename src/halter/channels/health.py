@@ -27,8 +27,8 @@ async def check_channels(app: Runtime, connect: Connect = connect_directly) -> A
     states = {name: await ChannelLog(app.store, name).refresh() for name in CHANNELS}
     for transport in transports:
         name = transport.name
-        found = [await _probe(transport), _check_people(name, states[name]), _check_worker(name, states[name], live)]
-        yield combine_checks(name, found)
+        checks = [await _probe(transport), _check_people(name, states[name]), _check_worker(name, states[name], live)]
+        yield combine_checks(name, checks)
     for name in sorted({*CHANNELS} - {each.name for each in transports}):
         if people := sorted({each.name for each in states[name].approvers.values()}):
             yield warn_check(
@@ -55,7 +55,7 @@ async def _probe(transport: Transport) -> Check:
 
 
 def _check_people(name: str, state: ChannelState) -> Check:
-    people = sorted({each.name for each in state.approvers.values() if read_who(each).may("approver")})
+    people = sorted({each.name for each in state.approvers.values() if read_who(each).has_role("approver")})
     if not people:
         return warn_check(name, f"No one may decide there: pair a person with halter channels pair {name} NAME.")
     return pass_check(name, f"{', '.join(people)} may decide there.")

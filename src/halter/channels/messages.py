@@ -17,7 +17,7 @@ from halter.core.clock import format_duration
 from halter.core.money import format_micros
 from halter.core.rows import DecisionRow
 from halter.core.text import escape_hidden
-from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, offers, put
+from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, list_rule_offers, render_prompt
 from halter.operations.money import amount_of
 from halter.state.channel import ChannelState, ShownMessage
 
@@ -116,25 +116,25 @@ def make_button_token(text: str, digest: str, random: bytes) -> str:
 
 
 def compose(
-    one: WaitingDecision, now: int, fits: Callable[[str], bool], random: bytes, dashboard: str = ""
+    decision: WaitingDecision, now: int, fits: Callable[[str], bool], random: bytes, dashboard: str = ""
 ) -> ChatMessage:
     """Put a decision into a message that fits; what does not fit whole cannot be approved there."""
-    said, lasts = put(one), format_duration(max(0, one.expires_at - now) // 60_000_000 * 60_000_000)
-    always, what = bool(offers(one)), _describe_wish(one, said.what)
-    rest = [_describe_risk(one), f"Yes: {said.yes}. No: {said.no}."]
+    said, lasts = render_prompt(decision), format_duration(max(0, decision.expires_at - now) // 60_000_000 * 60_000_000)
+    always, what = bool(list_rule_offers(decision)), _describe_wish(decision, said.what)
+    rest = [_describe_risk(decision), f"Yes: {said.yes}. No: {said.no}."]
     rest += ["Always: the same arguments are not asked about again in this session, for 7d."] if always else []
-    expires = f"It expires in {lasts}. {one.decision}"
+    expires = f"It expires in {lasts}. {decision.decision}"
     text, place = _join(what, [*rest, expires], said.why, said.shown)
     readable = said.shown not in ("", "(erased)")
     if readable and fits(text):
-        token = make_button_token(text, one.digest, random)
-        return ChatMessage(text, _make_buttons(one, token, always=always), place, button=token)
-    where = f"halter inbox, then: halter approve {one.decision}"
+        token = make_button_token(text, decision.digest, random)
+        return ChatMessage(text, _make_buttons(decision, token, always=always), place, button=token)
+    where = f"halter inbox, then: halter approve {decision.decision}"
     link = f" Or look at {dashboard}" if dashboard else ""
     why = "Not all of it fits here" if readable else "What it asks about cannot be shown"
     rest = [f"{why}, so it cannot be approved here. Read it whole: {where}{link}", expires]
     text, place = _cut(what, rest, said.why, said.shown, fits)
-    token = make_button_token(text, one.digest, random)
+    token = make_button_token(text, decision.digest, random)
     return ChatMessage(text, (ChatButton("Deny", f"no:{token}"),), place, cut=True, button=token)
 
 
@@ -170,9 +170,9 @@ def compose_question(one: AskedQuestion, fits: Callable[[str], bool], random: by
     return ChatMessage(text, (), place, button=make_button_token(text, one.digest, random))
 
 
-def _describe_wish(one: WaitingDecision, what: str) -> str:
+def _describe_wish(decision: WaitingDecision, what: str) -> str:
     """The sentence, without a text that is shown below anyway and could look like lines of Halter's."""
-    return f"{what.partition(': ')[0]}." if one.about in ("proposal", "schedule") else what
+    return f"{what.partition(': ')[0]}." if decision.about in ("proposal", "schedule") else what
 
 
 def _join(what: str, rest: Sequence[str], why: str, shown: str) -> tuple[str, tuple[int, int]]:
@@ -193,17 +193,17 @@ def _cut(
     return _join(what, rest, why, f"{shown[:keep]}…")
 
 
-def _describe_risk(one: WaitingDecision) -> str:
-    words = [one.name, one.level, f"risk {one.risk}" if one.risk else ""]
-    why = f": {'; '.join(one.reasons)}" if one.reasons else ""
-    return ", ".join(filter(None, words)) + why if one.about == "approval" else ""
+def _describe_risk(decision: WaitingDecision) -> str:
+    words = [decision.name, decision.level, f"risk {decision.risk}" if decision.risk else ""]
+    why = f": {'; '.join(decision.reasons)}" if decision.reasons else ""
+    return ", ".join(filter(None, words)) + why if decision.about == "approval" else ""
 
 
-def _make_buttons(one: WaitingDecision, token: str, *, always: bool) -> tuple[ChatButton, ...]:
+def _make_buttons(decision: WaitingDecision, token: str, *, always: bool) -> tuple[ChatButton, ...]:
     no = ChatButton("Deny", f"no:{token}")
-    match one.about:
+    match decision.about:
         case "cap_raise":
-            return (ChatButton(f"Raise to {format_micros(_double_cap(one))}", f"cap:{token}"), no)
+            return (ChatButton(f"Raise to {format_micros(_double_cap(decision))}", f"cap:{token}"), no)
         case "unknown_call":
             return ChatButton("It was done", f"yes:{token}"), ChatButton("It was not", f"no:{token}")
         case _:
@@ -211,14 +211,14 @@ def _make_buttons(one: WaitingDecision, token: str, *, always: bool) -> tuple[Ch
             return (ChatButton("Approve", f"yes:{token}"), no, *more)
 
 
-def _double_cap(one: WaitingDecision) -> int:
-    return 2 * int(one.digest.rpartition("=")[2])
+def _double_cap(decision: WaitingDecision) -> int:
+    return 2 * int(decision.digest.rpartition("=")[2])
 
 
 def find_code(text: str) -> str:
     """The pairing code in a text; "" if it is none."""
-    found = CODE_PATTERN.fullmatch(text.strip())
-    return found[1] if found else ""
+    match = CODE_PATTERN.fullmatch(text.strip())
+    return match[1] if match else ""
 
 
 def read_reply(reply: ChatReply, state: ChannelState, asked: Mapping[str, WaitingDecision]) -> Intent:
@@ -234,18 +234,18 @@ def read_reply(reply: ChatReply, state: ChannelState, asked: Mapping[str, Waitin
 
 
 def _read_press(reply: ChatReply, state: ChannelState, asked: Mapping[str, WaitingDecision]) -> Intent:
-    found = BUTTON_PATTERN.fullmatch(reply.press)
-    shown = state.find_button(found[2]) if found else None
-    if found is None or shown is None or shown.place != reply.place:
+    match = BUTTON_PATTERN.fullmatch(reply.press)
+    shown = state.find_button(match[2]) if match else None
+    if match is None or shown is None or shown.place != reply.place:
         return Explain("This button counts no longer: look for a newer message, or at halter inbox.")
-    match found[1]:
+    match match[1]:
         case "no":
             return DenyShown(shown)
         case "cap":
-            one = asked.get(shown.decision)
-            if one is None or one.about != "cap_raise":
+            decision = asked.get(shown.decision)
+            if decision is None or decision.about != "cap_raise":
                 return Explain("This is answered already, or has expired.")
-            return _approve(shown, ApprovalTerms(cap=(_double_cap(one),)))
+            return _approve(shown, ApprovalTerms(cap=(_double_cap(decision),)))
         case verb:
             return _approve(shown, ApprovalTerms(always=verb == "always"))
 
@@ -255,8 +255,8 @@ def _read_words(text: str, shown: ShownMessage) -> Intent:
         return AnswerShown(shown, text)
     if text.startswith("{"):
         return _approve(shown, ApprovalTerms(edit=arguments(text.encode("utf-8", "replace"), "")))
-    found = COMMAND_PATTERN.fullmatch(text)
-    verb, rest = (found[1].lower(), (found[2] or "").strip()) if found else ("", "")
+    match = COMMAND_PATTERN.fullmatch(text)
+    verb, rest = (match[1].lower(), (match[2] or "").strip()) if match else ("", "")
     match verb:
         case "yes" | "approve":
             return _approve(shown, ApprovalTerms(reason=rest))
@@ -277,8 +277,8 @@ def _approve(shown: ShownMessage, terms: ApprovalTerms) -> Intent:
 
 
 def _read_command(reply: ChatReply, state: ChannelState) -> Intent:
-    found = COMMAND_PATTERN.fullmatch(reply.text.strip())
-    verb, rest = (found[1].lower(), (found[2] or "").strip()) if found else ("", "")
+    match = COMMAND_PATTERN.fullmatch(reply.text.strip())
+    verb, rest = (match[1].lower(), (match[2] or "").strip()) if match else ("", "")
     match verb:
         case "status":
             return ShowStatus()

@@ -62,14 +62,14 @@ class NtfyTransport:
         self._reveal_token = reveal_token
         self._connect = connect
         self._client: AsyncClient | None = None
-        self._seen = ""
+        self._last_id = ""
 
-    def fits(self, text: str) -> bool:
+    def can_send(self, text: str) -> bool:
         return len(text.encode("utf-8", "replace")) <= MAX_BYTES
 
     async def probe(self) -> str:
         """Without a token, the server is asked for its health alone."""
-        health = await self._look("v1/health")
+        health = await self._get("v1/health")
         try:
             healthy = msgspec.json.decode(health, type=_Health).healthy
         except msgspec.DecodeError:
@@ -79,10 +79,10 @@ class NtfyTransport:
             raise TransportFailed(sentence, may_retry=True)
         if self._reveal_token is None:
             return "without a token"
-        await self._look("v1/account")
+        await self._get("v1/account")
         return "with its token"
 
-    async def _look(self, path: str) -> bytes:
+    async def _get(self, path: str) -> bytes:
         from httpx2 import HTTPError
 
         try:
@@ -99,16 +99,16 @@ class NtfyTransport:
             await asyncio.sleep(IDLE_SECONDS)
             return []
         topics = ",".join(f"{place}{REPLIES}" for place in sorted(places))
-        address = f"{self._url}/{topics}/json?since={self._seen or after or SINCE}"
-        found: list[ChatReply] = []
+        address = f"{self._url}/{topics}/json?since={self._last_id or after or SINCE}"
+        replies: list[ChatReply] = []
         try:
             async with asyncio.timeout(POLL_SECONDS):
-                await self._read_lines(address, found)
+                await self._read_lines(address, replies)
         except TimeoutError:
             pass
-        return found
+        return replies
 
-    async def _read_lines(self, address: str, found: list[ChatReply]) -> None:
+    async def _read_lines(self, address: str, replies: list[ChatReply]) -> None:
         """Collect replies until the server has none ready: after the first, it is asked anew."""
         from httpx2 import HTTPError, Timeout
 
@@ -122,8 +122,8 @@ class NtfyTransport:
                     event = _read_event(line)
                     if event is None:
                         continue
-                    self._seen = event.id
-                    found.append(_make_reply(event))
+                    self._last_id = event.id
+                    replies.append(_make_reply(event))
                     return
         except HTTPError as error:
             raise _describe_outage(error) from None
@@ -153,7 +153,7 @@ class NtfyTransport:
 
     async def respond(self, reply: ChatReply, text: str) -> None:
         said = clean(text)
-        while not self.fits(said):
+        while not self.can_send(said):
             said = f"{said[: len(said) * 3 // 4]}…"
         await self._publish({"topic": reply.place, "title": "Halter", "message": said, "priority": 2})
 
@@ -191,19 +191,19 @@ def _describe_outage(error: Exception) -> TransportFailed:
 
 def _describe_failure(response: "Response") -> TransportFailed:
     try:
-        said = shorten(clean(msgspec.json.decode(response.content, type=_Problem).error), 200)
+        text = shorten(clean(msgspec.json.decode(response.content, type=_Problem).error), 200)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = ""
+        text = ""
     match response.status_code:
         case code if code == _TOO_MANY:
             wait = response.headers.get("retry-after", "")
             seconds = int(wait) if wait.isdecimal() else 10
             return TransportFailed("ntfy asks to wait.", may_retry=True, retry_after=seconds * SECOND)
         case code if code in _DENIED:
-            sentence = f"ntfy refuses this ({code} {said}): look at `channels.ntfy.token`, and at the rights on topics."
+            sentence = f"ntfy refuses this ({code} {text}): look at `channels.ntfy.token`, and at the rights on topics."
             return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
         case code:
-            return TransportFailed(f"ntfy refused a message: {code} {said}", may_retry=code >= _BROKEN)
+            return TransportFailed(f"ntfy refused a message: {code} {text}", may_retry=code >= _BROKEN)
 
 
 def _read_event(line: str) -> _Event | None:

@@ -71,28 +71,28 @@ def _reveal(app: Runtime, reference: str, key: str) -> str:
         raise TransportFailed(sentence, may_retry=True, retry_after=MINUTE) from None
 
 
-async def serve_channels(app: Runtime, tell: Tell, connect: Connect = connect_directly) -> None:
+async def serve_channels(app: Runtime, report: Tell, connect: Connect = connect_directly) -> None:
     """Serve every channel until cancelled. Without one this returns at once."""
     try:
         spec = read_channels(app)
     except ConfigError as error:
-        tell(f"No channel is served: {error}")
+        report(f"No channel is served: {error}")
         return
-    acts = [partial(_serve, app, each, tell, spec) for each in make_transports(app, spec, connect)]
+    acts = [partial(_serve, app, each, report, spec) for each in make_transports(app, spec, connect)]
     if acts:
         await run_together(acts)
 
 
-async def _serve(app: Runtime, transport: Transport, tell: Tell, spec: ChannelsSpec) -> None:
+async def _serve(app: Runtime, transport: Transport, report: Tell, spec: ChannelsSpec) -> None:
     """Serve one channel, and begin anew after a failure: it must not end what runs beside it."""
     dashboard = "" if spec.dashboard is UNSET else spec.dashboard
     while True:
         try:
             quiet = None if spec.quiet_hours is UNSET else parse_active_hours(spec.quiet_hours)
-            await DecisionChannel(app, transport, tell, dashboard, quiet).run()
+            await DecisionChannel(app, transport, report, dashboard, quiet).run()
         except Exception as error:  # noqa: BLE001 no failure here may stop an agent or the server
             raise_if_cancelled()
-            tell(f"The channel {transport.name} broke, and is tried again: {describe_error(error)}")
+            report(f"The channel {transport.name} broke, and is tried again: {describe_error(error)}")
         finally:
             await transport.close()
         await app.clock.sleep(RESTART_INTERVAL)

@@ -116,9 +116,9 @@ class SlackTransport:
         self._open_socket = open_socket
         self._client: AsyncClient | None = None
         self._socket: Socket | None = None
-        self._seen: deque[str] = deque(maxlen=MAX_SEEN)
+        self._last_id: deque[str] = deque(maxlen=MAX_SEEN)
 
-    def fits(self, text: str) -> bool:
+    def can_send(self, text: str) -> bool:
         return len(escape_entities(text).encode("utf-16-le", "surrogatepass")) // 2 <= MAX_TEXT
 
     async def probe(self) -> str:
@@ -158,9 +158,9 @@ class SlackTransport:
         if bare.envelope_id:
             await socket.send(msgspec.json.encode({"envelope_id": bare.envelope_id}).decode())
         reply = _read_envelope(raw)
-        if reply is None or reply.handle in self._seen:
+        if reply is None or reply.handle in self._last_id:
             return []
-        self._seen.append(reply.handle)
+        self._last_id.append(reply.handle)
         return [reply]
 
     async def send(self, place: str, message: ChatMessage) -> str:
@@ -187,7 +187,7 @@ class SlackTransport:
     async def respond(self, reply: ChatReply, text: str) -> None:
         """Tell a person who pressed a button alone; answer words where they were written."""
         said = clean(text)
-        while not self.fits(said):
+        while not self.can_send(said):
             said = f"{said[: len(said) * 3 // 4]}…"
         where, blocks = {"channel": reply.place}, [_make_section(said)]
         if reply.press:
@@ -252,11 +252,11 @@ def read_typed(text: str) -> str:
 
 
 def _describe_failure(method: str, error: str) -> TransportFailed:
-    said = shorten(clean(error), 100)
+    text = shorten(clean(error), 100)
     if error in _WRONG_KEY:
-        sentence = f"Slack refuses a token ({said}): look at the secrets of `channels.slack.token` and `app_token`."
+        sentence = f"Slack refuses a token ({text}): look at the secrets of `channels.slack.token` and `app_token`."
         return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
-    return TransportFailed(f"Slack refused {method}: {said}", may_retry=error in _LATER)
+    return TransportFailed(f"Slack refused {method}: {text}", may_retry=error in _LATER)
 
 
 def _read_envelope(raw: str | bytes) -> ChatReply | None:

@@ -109,7 +109,7 @@ class TelegramTransport:
         self._client: AsyncClient | None = None
         self._offset = 0
 
-    def fits(self, text: str) -> bool:
+    def can_send(self, text: str) -> bool:
         return count_units(text) <= MAX_TEXT
 
     async def probe(self) -> str:
@@ -126,13 +126,13 @@ class TelegramTransport:
         self._offset = max(self._offset, int(after or -1) + 1)
         params = {"offset": self._offset, "timeout": POLL_SECONDS, "allowed_updates": ["message", "callback_query"]}
         updates = await self._call("getUpdates", params, list[msgspec.Raw], POLL_SECONDS + CALL_SECONDS)
-        found: list[ChatReply] = []
+        replies: list[ChatReply] = []
         for each in updates:
             known = msgspec.json.decode(each, type=_UpdateId).update_id
             if known >= self._offset and (reply := _read_update(each)) is not None:
-                found.append(reply)
+                replies.append(reply)
             self._offset = max(self._offset, known + 1)
-        return found
+        return replies
 
     async def send(self, place: str, message: ChatMessage) -> str:
         """Send plain text: nothing in it is markup, and no link in it is fetched by Telegram."""
@@ -164,7 +164,7 @@ class TelegramTransport:
             await self._call("answerCallbackQuery", toast, msgspec.Raw)
             if len(said) < MAX_TOAST:
                 return
-        while not self.fits(said):
+        while not self.can_send(said):
             said = f"{said[: len(said) * 3 // 4]}…"
         await self.send(reply.place, ChatMessage(said))
 
@@ -194,12 +194,12 @@ class TelegramTransport:
 
 
 def _describe_failure(method: str, answer: _Answer) -> TransportFailed:
-    said = shorten(clean(answer.description), 200)
+    text = shorten(clean(answer.description), 200)
     match answer.error_code:
         case code if code == _CONFLICT:
             sentence = (
                 "Another program reads this Telegram bot's messages, or a webhook is set for it: stop it, or use a bot "
-                f"of its own. It is tried again. ({said})"
+                f"of its own. It is tried again. ({text})"
             )
             return TransportFailed(sentence, may_retry=True, retry_after=CONFLICT_WAIT)
         case code if code == _TOO_MANY:
@@ -209,7 +209,7 @@ def _describe_failure(method: str, answer: _Answer) -> TransportFailed:
             sentence = f"Telegram refuses the bot's token ({code}): look at the secret of `channels.telegram.token`."
             return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
         case code:
-            return TransportFailed(f"Telegram refused {method}: {code} {said}", may_retry=code >= _BROKEN)
+            return TransportFailed(f"Telegram refused {method}: {code} {text}", may_retry=code >= _BROKEN)
 
 
 def _read_update(raw: msgspec.Raw) -> ChatReply | None:

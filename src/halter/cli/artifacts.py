@@ -15,19 +15,19 @@ from halter.cli.command import (
     StoreOption,
     YesOption,
     command,
-    demand_person,
-    demand_readable_name,
     fail,
     group,
     make_desk,
     parse_typed_duration,
     report_errors,
+    require_person,
+    require_readable_name,
     run_with_app,
     show_sheet,
     to_json,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, say
+from halter.cli.output import answer_json, print_sentence
 from halter.cli.terminal import confirm
 from halter.core.errors import NotDone
 from halter.core.ports import Query
@@ -139,23 +139,23 @@ def promote(
     if as_json and not yes:
         fail("--json asks no questions: review the proposal, then pass --yes.", EXIT_USAGE)
 
-    async def job(app: Runtime) -> artifacts.Settled:
+    async def job(app: Runtime) -> artifacts.ArtifactSettled:
         from halter.operations.agents import promote_into
 
-        demand_person(app, "promote anything")
-        left = await artifacts.left_meant(make_desk(app), proposal, "proposals")
-        text = artifacts.render_context_file(folder, left)
+        require_person(app, "promote anything")
+        artifact = await artifacts.resolve_artifact(make_desk(app), proposal, "proposals")
+        text = artifacts.render_context_file(folder, artifact)
         if not yes:
-            say(f"{folder / artifacts.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
+            print_sentence(f"{folder / artifacts.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
             if not confirm("Write it so?"):
                 fail("Nothing was written.", EXIT_FAILED)
-        return await promote_into(make_desk(app), left, folder, reason)
+        return await promote_into(make_desk(app), artifact, folder, reason)
 
     done = run_with_app(store, job)
     if as_json:
         answer_json(to_json(done))
     else:
-        say(done.sentence)
+        print_sentence(done.sentence)
 
 
 proposals = group(
@@ -177,7 +177,7 @@ proposals = group(
 
             Sessions see the newest kept proposals, as far as they fit; `promote` makes one permanent.
             """,
-            given={"status": "kept"},
+            values={"status": "kept"},
         ),
         "dismiss": command(
             artifacts.settle_proposal,
@@ -185,7 +185,7 @@ proposals = group(
 
             It stays in the list as dismissed, with your name and reason.
             """,
-            given={"status": "dismissed"},
+            values={"status": "dismissed"},
         ),
         "promote": promote,
     },
@@ -211,7 +211,7 @@ findings = group(
 
             It stays in the list as kept, with your name and reason.
             """,
-            given={"status": "kept"},
+            values={"status": "kept"},
         ),
         "dismiss": command(
             artifacts.settle_finding,
@@ -219,7 +219,7 @@ findings = group(
 
             It stays in the list as dismissed, with your name and reason; nothing is deleted.
             """,
-            given={"status": "dismissed"},
+            values={"status": "dismissed"},
         ),
     },
 )
@@ -248,8 +248,8 @@ def report(
         now = app.clock.now()
         made = build_report(await read_report_rows(app.store, now - back, now))
         if send_over:
-            await _demand_known(app, agent)
-            await app.store.commit(queue_report(agent, channel, render_report_message(made), app.ids.new()))
+            await _require_known_agent(app, agent)
+            await app.store.commit(queue_report(agent, channel, render_report_message(made), app.ids.make()))
         return made
 
     made = run_with_app(store, job, despite_doubt=True, fresh=not send_over)
@@ -259,24 +259,24 @@ def report(
     if as_json:
         answer_json(made)
     elif html:
-        say(f"Wrote the report to {html}.")
+        print_sentence(f"Wrote the report to {html}.")
     elif message:
         said = render_report_message(made)
-        say(f"{said.subject}\n\n{said.text}")
+        print_sentence(f"{said.subject}\n\n{said.text}")
     elif send_over:
-        say(f"The process that runs {agent} will send the report over {channel}.")
+        print_sentence(f"The process that runs {agent} will send the report over {channel}.")
     else:
         show_sheet(build_report_sheet(made))
 
 
 def _parse_addressee(send_over: str) -> tuple[str, str]:
-    agent, _, channel = demand_readable_name(send_over, "an agent's channel").partition("/")
+    agent, _, channel = require_readable_name(send_over, "an agent's channel").partition("/")
     if send_over and not (agent and channel):
         fail(f"{send_over!r} names no channel: write AGENT/CHANNEL.", EXIT_USAGE)
     return agent, channel
 
 
-async def _demand_known(app: Runtime, agent: str) -> None:
+async def _require_known_agent(app: Runtime, agent: str) -> None:
     known = sorted(row.agent for row in await app.store.ask(Query("all_agents", AgentRow)))
     if agent not in known:
         names = ", ".join(known) or "none"

@@ -32,8 +32,8 @@ from halter.cli.command import (
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_USAGE
-from halter.cli.output import answer_json, answer_line, encode_json_line, say
-from halter.cli.terminal import ProgressListener, patience, share
+from halter.cli.output import answer_json, answer_line, encode_json_line, print_sentence
+from halter.cli.terminal import ProgressListener, format_progress, progress
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, is_inbox, session_of
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
@@ -229,25 +229,25 @@ def audit(
     repeated, so deduplicate by call, outcome and created_at.
     """
     back = parse_typed_duration(since or DEFAULT_AUDIT_AGE)
-    wanted = AuditFilter(agent=agent, tool=tool, outcome=outcome)
+    filters = AuditFilter(agent=agent, tool=tool, outcome=outcome)
     if cursor:
-        _refuse_beside_cursor(cursor, export, [since, agent, tool, outcome])
+        _reject_with_cursor(cursor, export, [since, agent, tool, outcome])
     if limit is not None and (follow or export):
         fail("--limit is for a list: leave it out beside --follow and --export.", EXIT_USAGE)
     if export:
-        _export(export, cursor, back, wanted, store, follow=follow)
+        _export(export, cursor, back, filters, store, follow=follow)
     elif follow:
         run_with_app(
             store,
-            lambda app: _follow_audit(app, back, wanted, _print_json if as_json else _print),
+            lambda app: _follow_audit(app, back, filters, _print_json if as_json else _print),
             following=True,
             despite_doubt=True,
         )
     else:
-        _show(back, wanted, store, limit, as_json=as_json)
+        _show(back, filters, store, limit, as_json=as_json)
 
 
-def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
+def _reject_with_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
     if not is_cursor_name(cursor):
         fail(f"{cursor!r} cannot name a cursor: write letters, digits, - and _.", EXIT_USAGE)
     if not export:
@@ -259,12 +259,12 @@ def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) ->
         )
 
 
-def _show(back: int, wanted: AuditFilter, store: str | None, limit: int | None, *, as_json: bool) -> None:
+def _show(back: int, filters: AuditFilter, store: str | None, limit: int | None, *, as_json: bool) -> None:
     async def job(app: Runtime) -> list[AuditEntry]:
-        desk, found = make_desk(app), _set_start(app, back, wanted)
+        actor, found = make_desk(app), _set_start(app, back, filters)
         if limit is not None:
-            return [*reversed(await queries.audit_page(desk, limit, **msgspec.structs.asdict(found)))]
-        return [make_audit_entry(row) async for row in queries.audit(desk, found)]
+            return [*reversed(await queries.audit_page(actor, limit, **msgspec.structs.asdict(found)))]
+        return [make_audit_entry(row) async for row in queries.audit(actor, found)]
 
     entries = run_with_app(store, job, despite_doubt=True, fresh=True)
     if as_json:
@@ -273,13 +273,13 @@ def _show(back: int, wanted: AuditFilter, store: str | None, limit: int | None, 
     show_sheet(build_audit_sheet(entries))
 
 
-def _set_start(app: Runtime, back: int, wanted: AuditFilter) -> AuditFilter:
-    return msgspec.structs.replace(wanted, since=app.clock.now() - back)
+def _set_start(app: Runtime, back: int, filters: AuditFilter) -> AuditFilter:
+    return msgspec.structs.replace(filters, since=app.clock.now() - back)
 
 
 def _print(entries: Sequence[AuditEntry]) -> None:
     for entry in entries:
-        say(describe_audit_entry(entry), at_once=True)
+        print_sentence(describe_audit_entry(entry), at_once=True)
 
 
 def _print_json(entries: Sequence[AuditEntry]) -> None:
@@ -287,14 +287,20 @@ def _print_json(entries: Sequence[AuditEntry]) -> None:
         answer_line(entry)
 
 
-async def _follow_audit(app: Runtime, back: int, wanted: AuditFilter, put: WriteEntries) -> None:
+async def _follow_audit(app: Runtime, back: int, filters: AuditFilter, write_entries: WriteEntries) -> None:
     """Pass on past rows, then new ones. What settles in between may be in both, and is passed on once."""
     follower = Follower(app.store, dict(await read_stream_heads(app.store)), wanted=_has_calls)
-    told = await _put_past(app, _set_start(app, back, wanted), put)
+    told = await _write_history(app, _set_start(app, back, filters), write_entries)
     async with aclosing(watch_growth(app.store, app.clock)) as changes:
         async for change in changes:
             rows = [row async for row in read_settled_calls(app.store, follower, change)]
-            put([make_audit_entry(row) for row in rows if wanted.fits(row) and (row.call, row.settled_seq) not in told])
+            write_entries(
+                [
+                    make_audit_entry(row)
+                    for row in rows
+                    if filters.matches_record(row) and (row.call, row.settled_seq) not in told
+                ]
+            )
 
 
 def _has_calls(stream: StreamId) -> bool:
@@ -302,15 +308,17 @@ def _has_calls(stream: StreamId) -> bool:
     return stream == FLEET or (session_of(stream) is not None and not is_inbox(stream))
 
 
-async def _put_past(app: Runtime, wanted: AuditFilter, put: WriteEntries) -> Collection[tuple[str, int]]:
-    rows = [row async for row in queries.audit(make_desk(app), wanted) if row.outcome]
-    put([make_audit_entry(row) for row in rows])
+async def _write_history(
+    app: Runtime, filters: AuditFilter, write_entries: WriteEntries
+) -> Collection[tuple[str, int]]:
+    rows = [row async for row in queries.audit(make_desk(app), filters) if row.outcome]
+    write_entries([make_audit_entry(row) for row in rows])
     return {(row.call, row.settled_seq) for row in rows}
 
 
 async def read_settled_calls(store: Store, follower: Follower, change: Change) -> AsyncGenerator[AuditRecord]:
     """Read on, and yield the audited calls that have an outcome, in the order of each session."""
-    async with aclosing(follower.new(change)) as pages:
+    async with aclosing(follower.follow_change(change)) as pages:
         async for page in pages:
             for stored in page:
                 row = await _row(store, stored)
@@ -326,28 +334,28 @@ async def _row(store: Store, stored: Stored) -> AuditRecord | None:
     return await load_audit_bodies(store, restore_audit_record(found[0], stored)) if found else None
 
 
-def _export(target: str, cursor: str, back: int, wanted: AuditFilter, store: str | None, *, follow: bool) -> None:
+def _export(target: str, cursor: str, back: int, filters: AuditFilter, store: str | None, *, follow: bool) -> None:
     count = 0
 
     async def job(app: Runtime) -> None:
         with open_sink(target, append=cursor != "") as write:
 
-            def put(entries: Sequence[AuditEntry]) -> None:
+            def write_entries(entries: Sequence[AuditEntry]) -> None:
                 nonlocal count
                 if entries:
                     write(entries)
                     count += len(entries)
 
             if cursor:
-                await _from_cursor(app, cursor, put, follow=follow)
+                await _export_from_cursor(app, cursor, write_entries, follow=follow)
             elif follow:
-                await _follow_audit(app, back, wanted, put)
+                await _follow_audit(app, back, filters, write_entries)
             else:
-                await _put_past(app, _set_start(app, back, wanted), put)
+                await _write_history(app, _set_start(app, back, filters), write_entries)
 
     run_with_app(store, job, following=follow, despite_doubt=True)
     if target != STDOUT_ARGUMENT:
-        say(f"Exported {format_count(count, 'row')} to {target}.")
+        print_sentence(f"Exported {format_count(count, 'row')} to {target}.")
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -355,23 +363,25 @@ class _Word(msgspec.Struct, frozen=True):
     value: str
 
 
-async def _from_cursor(app: Runtime, name: str, put: WriteEntries, *, follow: bool) -> None:
+async def _export_from_cursor(app: Runtime, name: str, write_entries: WriteEntries, *, follow: bool) -> None:
     """Export from where the last export ended. The cursor moves only after the rows have arrived."""
     meta = {word.name: word.value for word in await app.store.ask(Query("meta", _Word))}
     path = cursor_path(app.environ, name)
     cursor = read_cursor(path, meta["store"])
     follower = Follower(app.store, cursor.seen, wanted=_has_calls)
     if not follow:
-        await _export_new(app.store, follower, put)
-        write_cursor(path, ReadPosition(cursor.store, follower.seen))
+        await _export_new(app.store, follower, write_entries)
+        write_cursor(path, ReadPosition(cursor.store, follower.positions))
         return
     async with aclosing(watch_growth(app.store, app.clock)) as changes:
         async for change in changes:
-            if await _export_new(app.store, follower, put, change) or change.stream == EVERY_STREAM:
-                write_cursor(path, ReadPosition(cursor.store, follower.seen))
+            if await _export_new(app.store, follower, write_entries, change) or change.stream == EVERY_STREAM:
+                write_cursor(path, ReadPosition(cursor.store, follower.positions))
 
 
-async def _export_new(store: Store, follower: Follower, put: WriteEntries, change: Change = EVERYTHING) -> bool:
+async def _export_new(
+    store: Store, follower: Follower, write_entries: WriteEntries, change: Change = EVERYTHING
+) -> bool:
     """Pass on new rows page by page; return whether there were any."""
     rows: list[AuditEntry] = []
     found = False
@@ -380,9 +390,9 @@ async def _export_new(store: Store, follower: Follower, put: WriteEntries, chang
             found = True
             rows.append(make_audit_entry(row))
             if len(rows) >= PAGE:
-                put(rows)
+                write_entries(rows)
                 rows = []
-    put(rows)
+    write_entries(rows)
     return found
 
 
@@ -406,20 +416,20 @@ def export(
     """
 
     async def job(app: Runtime, tell: ProgressListener) -> tuple[Sequence[str], int]:
-        desk = make_desk(app)
-        whole = (await desk.session(session)).session
-        sessions = [whole, *(await sessions_below(desk, whole) if children else [])]
+        actor = make_desk(app)
+        whole = (await actor.session(session)).session
+        sessions = [whole, *(await sessions_below(actor, whole) if children else [])]
         return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now(), tell))
 
-    with patience("Exporting", quiet=as_json) as tell:
+    with progress("Exporting", quiet=as_json) as tell:
         sessions, events = run_with_app(store, lambda app: job(app, tell), despite_doubt=True)
     if output == STDOUT_ARGUMENT:
         return
     if as_json:
         answer_json({"sessions": sessions, "events": events, "file": output})
         return
-    say(f"Exported {format_count(events, 'event')} of {format_count(len(sessions), 'session')} to {output}.")
-    say(f"Anyone can check it with: halter receipt --verify {output} --journal {output}")
+    print_sentence(f"Exported {format_count(events, 'event')} of {format_count(len(sessions), 'session')} to {output}.")
+    print_sentence(f"Anyone can check it with: halter receipt --verify {output} --journal {output}")
 
 
 def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, tell: ProgressListener) -> int:
@@ -428,10 +438,10 @@ def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, te
     events = 0
     with open_sink(output, append=False, private=True) as write:
         pending: list[ExportLine] = []
-        for line, left in _report_progress(
+        for line, remaining in _report_progress(
             lines_of(view, sessions, encode_receipt, version=__version__, now=now), tell
         ):
-            events = max(events, left)
+            events = max(events, remaining)
             pending.append(line)
             if len(pending) >= EXPORT_BATCH:
                 write(pending)
@@ -444,10 +454,10 @@ def _report_progress(
     lines: "Iterator[tuple[ExportLine, int]]", tell: ProgressListener
 ) -> "Iterator[tuple[ExportLine, int]]":
     total, tenth = 0, 0
-    for line, left in lines:
-        total = max(total, left)
-        done = 10 * (total - left) // max(1, total)
+    for line, remaining in lines:
+        total = max(total, remaining)
+        done = 10 * (total - remaining) // max(1, total)
         if done > tenth:
             tenth = done
-            tell(share(total - left, total))
-        yield line, left
+            tell(format_progress(total - remaining, total))
+        yield line, remaining

@@ -17,14 +17,14 @@ from halter.cli.command import (
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, say
+from halter.cli.output import answer_json, print_sentence
 from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.merge import read_fleet
 from halter.config.policy import merge_with_policy
 from halter.core.clock import SystemClock
 from halter.operations.agents import AgentFolders
-from halter.operations.backtest import Backtested, backtest_policy, suggest_policy
-from halter.operations.desk import Desk
+from halter.operations.backtest import BacktestResult, backtest_policy, suggest_policy
+from halter.operations.desk import Actor
 from halter.present.backtest import build_backtest_sheet, build_policy_diff_sheet, count
 from halter.runtime.runtime import DEFAULT_FLEET, Runtime
 
@@ -64,10 +64,10 @@ def backtest(
         fail(f"--fail-on takes {' or '.join(FAILS_ON)}, not {fail_on!r}.", EXIT_USAGE)
     text = "" if policy is None else report_errors(lambda: _read_text(policy), EXIT_USAGE)
 
-    async def job(app: Runtime) -> Backtested:
-        desk, name = _make_agent_desk(app, agent)
-        begun = _begun(app, since)
-        return await backtest_policy(desk, name, since=begun, policy=text, cap=cap, against=against)
+    async def job(app: Runtime) -> BacktestResult:
+        actor, name = _make_agent_desk(app, agent)
+        begun = _parse_since(app, since)
+        return await backtest_policy(actor, name, since=begun, policy=text, cap=cap, against=against)
 
     found = run_with_app(store, job, despite_doubt=True)
     if as_json:
@@ -87,16 +87,16 @@ def suggest(
     """
 
     async def job(app: Runtime) -> Any:
-        desk, name = _make_agent_desk(app, agent)
-        return await suggest_policy(desk, name, since=_begun(app, since))
+        actor, name = _make_agent_desk(app, agent)
+        return await suggest_policy(actor, name, since=_parse_since(app, since))
 
     found = run_with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(found)
         return
-    say(found.text.rstrip())
+    print_sentence(found.text.rstrip())
     tried = f"{count(found.sessions, 'session')} with {count(found.decisions, 'decision')}"
-    say(f"Tried on {tried}: {found.refused} would have been refused.")
+    print_sentence(f"Tried on {tried}: {found.refused} would have been refused.")
 
 
 def diff(
@@ -132,14 +132,14 @@ def _read_text(path: Path) -> str:
         fail(f"{path} cannot be read: {error}.", EXIT_USAGE)
 
 
-def _make_agent_desk(app: Runtime, agent: str) -> tuple[Desk, str]:
+def _make_agent_desk(app: Runtime, agent: str) -> tuple[Actor, str]:
     """The desk of the person who typed, with the agent's folder at hand if they named it."""
-    folder, desk = Path(agent), make_desk(app)
+    folder, actor = Path(agent), make_desk(app)
     if not (folder / AGENT_FILE).exists():
-        return desk, agent
+        return actor, agent
     name = read_agent(folder).spec.name
-    return Desk(desk.app, desk.who, desk.short_ids, AgentFolders({name: folder})), name
+    return Actor(actor.app, actor.principal, actor.short_ids, AgentFolders({name: folder})), name
 
 
-def _begun(app: Runtime, since: str) -> int:
+def _parse_since(app: Runtime, since: str) -> int:
     return (app.clock or SystemClock()).now() - parse_typed_duration(since) if since else 0

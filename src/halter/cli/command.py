@@ -31,14 +31,14 @@ from halter.cli.exit_codes import (
     EXIT_USAGE,
     TERMINATION_SIGNALS,
 )
-from halter.cli.output import answer_block, answer_json, answer_table, say, warn
+from halter.cli.output import answer_block, answer_json, answer_table, print_sentence, warn
 from halter.core.clock import DAY, parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import may_decide
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow
 from halter.operations import desk as desks
-from halter.operations.desk import Desk, Done, Who
+from halter.operations.desk import Actor, Done, Principal
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, find_continuity, open_runtime
 from halter.settings import Settings, find_home, read_settings
@@ -107,21 +107,23 @@ def run_with_app(
 
     async def main() -> tuple[T, str]:
         places = settings or read_cli_settings(store)
-        if fresh and never_used(places, store):
+        if fresh and is_never_used(places, store):
             warn(describe_never_used(places.store))
             places = replace(places, store="memory:")
         elif not new:
-            refuse_missing(places.store)
+            require_store(places.store)
         hurries = replace(places, store=add_connect_timeout(places.store))
         async with AsyncExitStack() as stack:
-            pulse = await stack.enter_async_context(_start_sentinel(hurries.store, runs))
+            liveness = await stack.enter_async_context(_start_sentinel(hurries.store, runs))
             opening = partial(
-                open_runtime, hurries, environ=os.environ, pulse=pulse, acts=acts, despite_doubt=despite_doubt
+                open_runtime, hurries, environ=os.environ, liveness=liveness, acts=acts, despite_doubt=despite_doubt
             )
             app = await (_wait_for_store(opening, stack) if patient else stack.enter_async_context(opening()))
             if app.doubt is not None and warned:
                 warn(app.doubt.sentence())
-            if app.policy is not None and (notice := app.policy.announced() or app.policy.told()):
+            if app.policy is not None and (
+                notice := app.policy.describe_adoption() or app.policy.describe_difference()
+            ):
                 warn(notice)
             app.trouble.tell = _report_store_trouble
             if runs:
@@ -167,8 +169,8 @@ async def _start_sentinel(store: str, runs: str) -> AsyncGenerator[LivenessWrite
         return
     from halter.dispatch.sentinel import run_sentinel
 
-    async with run_sentinel(store, runs) as pulse:
-        yield pulse
+    async with run_sentinel(store, runs) as liveness:
+        yield liveness
 
 
 async def _wait_for_store(opening: OpenApp, stack: AsyncExitStack) -> Runtime:
@@ -212,7 +214,7 @@ def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
             signal.signal(number, handler)
 
 
-def refuse_missing(url: str) -> None:
+def require_store(url: str) -> None:
     """Refuse a store that does not exist, rather than create an empty one."""
     from halter.journal.open import mask_url, store_file_exists
 
@@ -220,14 +222,14 @@ def refuse_missing(url: str) -> None:
         raise StoreUnusable(f"There is no store {mask_url(url)}: check the name, or start something that makes it.")
 
 
-def never_used(places: Settings, typed: str | None) -> bool:
+def is_never_used(settings: Settings, typed: str | None) -> bool:
     """Whether nothing ever ran here: no store is named, and the usual one neither exists nor is known of."""
     from halter.journal.open import store_file_exists
 
-    if typed is not None or os.environ.get("HALTER_STORE") or store_file_exists(places.store):
+    if typed is not None or os.environ.get("HALTER_STORE") or store_file_exists(settings.store):
         return False
-    known = find_continuity(places)
-    return known is None or known.gone() is None
+    known = find_continuity(settings)
+    return known is None or known.find_missing_store() is None
 
 
 def describe_never_used(store: str) -> str:
@@ -260,13 +262,13 @@ def fail(sentence: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def make_desk(app: Runtime, store: str | None = None) -> Desk:
+def make_desk(app: Runtime, store: str | None = None) -> Actor:
     """Make the desk of the person who typed: access to the store is every right on it."""
     option = "" if store is None else f" --store {quote(store)}"
-    return Desk(app, Who(app.settings.person), short_ids=True, option=option)
+    return Actor(app, Principal(app.settings.person), short_ids=True, option=option)
 
 
-def demand_person(app: Runtime, what: str) -> None:
+def require_person(app: Runtime, what: str) -> None:
     """Refuse what an agent, or a program that it started, may not do."""
     if not may_decide(app.settings.person):
         fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", EXIT_FAILED)
@@ -282,7 +284,7 @@ def parse_typed_duration(text: str) -> int:
     return length
 
 
-def demand_readable_name(text: str, what: str) -> str:
+def require_readable_name(text: str, what: str) -> str:
     return report_errors(lambda: desks.readable(text, what))
 
 
@@ -294,7 +296,7 @@ def show_sheet(sheet: Sheet) -> None:
     for part in sheet:
         match part:
             case str():
-                say(part)
+                print_sentence(part)
             case Facts():
                 answer_block(part.title, part.facts)
             case Listing() if part.rows or part.empty:
@@ -332,7 +334,7 @@ def command(
     look: bool = False,
     warned: bool = True,
     fresh: bool = False,
-    given: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
     typed: Mapping[str, Typed] | None = None,
     json: Callable[[Any], Any] = to_json,
     ok: Callable[[Any], bool] = lambda _: True,
@@ -343,7 +345,7 @@ def command(
     `fresh` also where nothing ever ran. `given` fixes parameters, `typed` replaces some. It exits 1 where the result is
     not `ok`.
     """
-    fixed, replaced = given or {}, typed or {}
+    fixed, replaced = values or {}, typed or {}
 
     def callback(**words: Any) -> None:
         store, as_json = words.pop("store"), words.pop("as_json")

@@ -38,7 +38,9 @@ def _completer(offer: CompletionSource) -> "Callable[[Context, Parameter, str], 
         from typer._click.shell_completion import CompletionItem
 
         typed: str | None = ctx.params.get("store")
-        return [CompletionItem(name, help=told or None) for name, told in _complete_word(offer, typed, incomplete)]
+        return [
+            CompletionItem(name, help=sentence or None) for name, sentence in _complete_word(offer, typed, incomplete)
+        ]
 
     return complete
 
@@ -68,7 +70,7 @@ def _complete_scope(store: str, beginning: str) -> list[tuple[str, str]]:
     for kind, names in kinds.items():
         if beginning.startswith(kind):
             found = complete_names(store, names, beginning.removeprefix(kind))
-            return [(f"{kind}{name}", told) for name, told in found]
+            return [(f"{kind}{name}", sentence) for name, sentence in found]
     return [(scope, "") for scope in ("fleet", *kinds) if scope.startswith(beginning)]
 
 

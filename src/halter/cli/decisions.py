@@ -20,8 +20,8 @@ from halter.cli.command import (
     command,
     fail,
     group,
+    is_never_used,
     make_desk,
-    never_used,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
@@ -29,15 +29,15 @@ from halter.cli.command import (
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, say, warn
+from halter.cli.output import answer_json, answer_table, print_sentence, warn
 from halter.cli.terminal import Keyboard, StandardInput, ask_freshly
 from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.operations import control, decisions
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
-from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, as_object
-from halter.operations.desk import Desk
+from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, to_json_object
+from halter.operations.desk import Actor
 from halter.operations.money import amount_of
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
 from halter.runtime.runtime import Runtime
@@ -47,7 +47,7 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
 """A number in the inbox, never the beginning of an id: what it means is shown before it counts."""
 
 
-def _answered(result: DecisionResult) -> Mapping[str, Any]:
+def _to_json(result: DecisionResult) -> Mapping[str, Any]:
     return {"subject": result.decision, "done": True, **({"rule": result.rule} if result.rule else {})}
 
 
@@ -61,7 +61,7 @@ inbox = command(
     look=True,
     fresh=True,
     ok=lambda found: not (found.check and (found.decisions or found.needs)),
-    json=lambda found: [*(as_object(one) for one in found.decisions), *found.needs],
+    json=lambda found: [*(to_json_object(one) for one in found.decisions), *found.needs],
 )
 
 deny = command(
@@ -70,7 +70,7 @@ deny = command(
 
     The model is told that you said no, and may try another way. Your reason is in the journal and in the receipt.
     """,
-    json=_answered,
+    json=_to_json,
 )
 
 
@@ -113,7 +113,7 @@ def approve(
         fail("--match, --scope and --for describe a rule: add --always.", EXIT_USAGE)
     if not decision and (edit or always or cap):
         fail("--edit, --always and --cap answer one decision: name it.", EXIT_USAGE)
-    answer = ApprovalTerms(
+    terms = ApprovalTerms(
         edit=_read_arguments(edit) if edit else None,
         always=always,
         match="\n".join(match) if match else "same",
@@ -123,50 +123,50 @@ def approve(
         reason=reason,
     )
     if not decision or _NUMBER.fullmatch(decision):
-        _ask_at_keyboard(store, answer, int(decision or 0), as_json=as_json)
+        _ask_at_keyboard(store, terms, int(decision or 0), as_json=as_json)
         return
-    result = run_with_app(store, lambda app: decisions.approve(make_desk(app), decision, answer))
+    result = run_with_app(store, lambda app: decisions.approve(make_desk(app), decision, terms))
     if as_json:
-        answer_json(_answered(result))
+        answer_json(_to_json(result))
     else:
-        say(result.sentence)
+        print_sentence(result.sentence)
 
 
-def _ask_at_keyboard(store: str | None, answer: ApprovalTerms, number: int, *, as_json: bool) -> None:
+def _ask_at_keyboard(store: str | None, terms: ApprovalTerms, number: int, *, as_json: bool) -> None:
     keyboard = StandardInput()
-    if as_json or not keyboard.by_hand:
+    if as_json or not keyboard.is_tty:
         fail("You are asked first, and this is no terminal: name a decision by its id, from halter inbox.", EXIT_USAGE)
-    run_with_app(store, lambda app: ask_decisions(make_desk(app, store), keyboard, answer, number))
+    run_with_app(store, lambda app: ask_decisions(make_desk(app, store), keyboard, terms, number))
 
 
-async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, number: int = 0) -> None:
+async def ask_decisions(actor: Actor, keyboard: Keyboard, terms: ApprovalTerms, number: int = 0) -> None:
     """Show open decisions, or the one with a number, and do what is answered. An answer holds for what was shown."""
-    found = await decisions.waiting(desk)
+    found = await decisions.waiting(actor)
     if number > len(found):
         raise NotDone(f"There is no decision {number} in halter inbox: it has {len(found)}.", "missing")
     if not found:
-        say("Nothing needs you.")
+        print_sentence("Nothing needs you.")
     for calls in decisions.group_calls(found[number - 1 : number] if number else found):
-        together = await _ask_together(desk, keyboard, calls, answer) if len(calls) > 1 else "one by one"
-        if together == "quit" or (together == "one by one" and not await _ask_each(desk, keyboard, calls, answer)):
+        together = await _ask_together(actor, keyboard, calls, terms) if len(calls) > 1 else "one by one"
+        if together == "quit" or (together == "one by one" and not await _ask_each(actor, keyboard, calls, terms)):
             return
 
 
 async def _ask_together(
-    desk: Desk, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms
+    actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], terms: ApprovalTerms
 ) -> Literal["answered", "one by one", "quit"]:
     """Show all calls of a session that wait, and ask once."""
-    for one in calls:
-        show_sheet(build_decision_sheet(one, desk.app.clock.now()))
+    for decision in calls:
+        show_sheet(build_decision_sheet(decision, actor.app.clock.now()))
     question = f"yes: Exactly these {len(calls)} calls, once each. no: None of them runs. "
     typed = ask_freshly(keyboard, f"{question}[y]es, [n]o, [o]ne by one, [q]uit (default: one by one): ")
     match (typed or "").strip().lower():
         case "y" | "yes":
-            shown = [decisions.ShownDecision(one.decision, one.digest) for one in calls]
-            await _say_or_tell(decisions.approve_together(desk, calls[0].session, shown=shown, reason=answer.reason))
+            shown = [decisions.ShownDecision(decision.decision, decision.digest) for decision in calls]
+            await _print_result(decisions.approve_together(actor, calls[0].session, shown=shown, reason=terms.reason))
         case "n" | "no":
-            for one in calls:
-                await _say_or_tell(decisions.deny(desk, one.decision, answer.reason))
+            for decision in calls:
+                await _print_result(decisions.deny(actor, decision.decision, terms.reason))
         case "q" | "quit":
             return "quit"
         case _:
@@ -174,36 +174,36 @@ async def _ask_together(
     return "answered"
 
 
-async def _ask_each(desk: Desk, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms) -> bool:
+async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms) -> bool:
     """Ask about one after the other; return whether to go on."""
-    for one in calls:
-        show_sheet(build_decision_sheet(one, desk.app.clock.now()))
-        if one.about == "cap_raise" and answer.cap is None:
-            say(f"It takes a new cap: halter approve {one.decision} --cap AMOUNT{desk.option}")
+    for decision in calls:
+        show_sheet(build_decision_sheet(decision, actor.app.clock.now()))
+        if decision.about == "cap_raise" and answer.cap is None:
+            print_sentence(f"It takes a new cap: halter approve {decision.decision} --cap AMOUNT{actor.option}")
             continue
-        words = decisions.put(one)
+        words = decisions.render_prompt(decision)
         typed = ask_freshly(
             keyboard, f"yes: {words.yes}. no: {words.no}. [y]es, [n]o, [s]kip, [q]uit (default: skip): "
         )
         match (typed or "").strip().lower():
             case "y" | "yes":
-                terms = msgspec.structs.replace(answer, digest=one.digest)
-                await _say_or_tell(decisions.approve(desk, one.decision, terms))
+                terms = msgspec.structs.replace(answer, digest=decision.digest)
+                await _print_result(decisions.approve(actor, decision.decision, terms))
             case "n" | "no":
-                await _say_or_tell(decisions.deny(desk, one.decision, answer.reason))
+                await _print_result(decisions.deny(actor, decision.decision, answer.reason))
             case "q" | "quit":
                 return False
             case _ if typed is None:
                 return False
             case _:
-                say(f"{one.decision} stays open.")
+                print_sentence(f"{decision.decision} stays open.")
     return True
 
 
-async def _say_or_tell(answered: Awaitable[DecisionResult | GroupResult]) -> None:
+async def _print_result(answered: Awaitable[DecisionResult | GroupResult]) -> None:
     """Say what became of one decision; one that another person answered meanwhile keeps no other from being asked."""
     try:
-        say((await answered).sentence)
+        print_sentence((await answered).sentence)
     except NotDone as no:
         warn(str(no))
 
@@ -247,7 +247,7 @@ rules = group(
 )
 
 tell = command(
-    control.tell,
+    control.send_message,
     """Send a message to a session, or answer the question that it asks: it wakes, and sees it in its next turn.
 
     Exits 1 if the session is over.
@@ -320,7 +320,9 @@ def list_channels(*, store: StoreOption = None, as_json: JsonOption = False) -> 
         rows = [[each.channel, each.name, each.role, ", ".join(each.agents) or "all", each.account] for each in found]
         answer_table("Channels", ["channel", "name", "role", "agents", "account"], rows)
     else:
-        say("No one answers decisions over a channel: `halter channels pair telegram NAME` makes a code for that.")
+        print_sentence(
+            "No one answers decisions over a channel: `halter channels pair telegram NAME` makes a code for that."
+        )
 
 
 def pair(
@@ -343,41 +345,47 @@ def pair(
     """
 
     async def job(app: Runtime) -> tuple[PairingCode, str]:
-        made = await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
-        return made, await _send_code(app, made)
+        code = await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
+        return code, await _send_code(app, code)
 
-    places = report_errors(lambda: read_cli_settings(store))
-    made, problem = run_with_app(store, job, new=never_used(places, store))
+    settings = report_errors(lambda: read_cli_settings(store))
+    code, problem = run_with_app(store, job, new=is_never_used(settings, store))
     if as_json:
-        answer_json(msgspec.structs.asdict(made))
+        answer_json(msgspec.structs.asdict(code))
         return
-    say(made.code)
-    if made.place:
-        say(f"Subscribe to the topic {made.place} in the ntfy app, and keep its name to yourself: it is the key.")
-        say(f"{problem} Publish the code to {made.place}-re." if problem else "Then press Pair below what comes there.")
+    print_sentence(code.code)
+    if code.place:
+        print_sentence(
+            f"Subscribe to the topic {code.place} in the ntfy app, and keep its name to yourself: it is the key."
+        )
+        print_sentence(
+            f"{problem} Publish the code to {code.place}-re." if problem else "Then press Pair below what comes there."
+        )
         return
-    say(f"Send this code to the bot within ten minutes, from the account that answers as {made.name} ({made.role}).")
+    print_sentence(
+        f"Send this code to the bot within ten minutes, from the account that answers as {code.name} ({code.role})."
+    )
 
 
-async def _send_code(app: Runtime, made: PairingCode) -> str:
+async def _send_code(app: Runtime, code: PairingCode) -> str:
     """Send a code to the topic that was made for it; returns why that failed."""
-    if not made.place:
+    if not code.place:
         return ""
     from halter.channels.channel import TransportFailed
     from halter.channels.messages import ChatButton, ChatMessage
     from halter.channels.serve import make_transports, read_channels
 
-    text = f"Answer decisions here as {made.name} ({made.role})?"
+    text = f"Answer decisions here as {code.name} ({code.role})?"
     for transport in make_transports(app, read_channels(app)):
-        if transport.name == made.channel:
+        if transport.name == code.channel:
             try:
-                await transport.send(made.place, ChatMessage(text, (ChatButton("Pair", made.code),)))
+                await transport.send(code.place, ChatMessage(text, (ChatButton("Pair", code.code),)))
             except TransportFailed as failed:
                 return str(failed)
             finally:
                 await transport.close()
             return ""
-    return f"No {made.channel} is named under `channels` in halter.yaml, so the code was not sent there."
+    return f"No {code.channel} is named under `channels` in halter.yaml, so the code was not sent there."
 
 
 def unpair(
@@ -396,7 +404,7 @@ def unpair(
     if as_json:
         answer_json({"subject": done.subject, "done": True})
     else:
-        say(done.sentence)
+        print_sentence(done.sentence)
 
 
 channels = group(

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from halter.cli.command import JsonOption, fail, report_errors, run_with_app
 from halter.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, render_sentence, say, warn
+from halter.cli.output import answer_json, answer_table, print_sentence, render_sentence, warn
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.text import format_count
@@ -72,9 +72,9 @@ def _run_night(*, as_json: bool, kept: bool) -> None:
         return
     print_introduction()
     if kept:
-        from halter.demo.place import find_demo_folder, keep_night
+        from halter.demo.place import find_demo_folder, record_night
 
-        with keep_night(
+        with record_night(
             find_demo_folder(os.environ, find_home(os.environ)), name_person(os.environ), SystemClock().now()
         ) as record:
             print_conclusion(run_whole_night(quiet=False, record=record))
@@ -106,7 +106,7 @@ def _live(*, browser: bool) -> None:
         if left.exit_code != EXIT_INTERRUPTED:
             raise
         # A terminal has just shown the keys that were pressed.
-        say(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
+        print_sentence(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
 
 
 def _find_hidden_program() -> Path | None:
@@ -146,15 +146,15 @@ async def _run_demo_agent(app: Runtime, place: "DemoFolder", words: Sequence[str
     async with Printer() as printer:
         shows = FeedPrinter(printer, app.clock, as_json=False)
         for sentence in words:
-            printer.put(render_sentence(sentence))
+            printer.write(render_sentence(sentence))
         serving = _dashboard(app, bus, printer, browser=browser)
-        printer.put(render_sentence(f"{HOW_TO_STOP}\n"))
+        printer.write(render_sentence(f"{HOW_TO_STOP}\n"))
         around = Scenery(place.agent, app.clock).around
-        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _no_deliveries, "demo"))]
+        running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _ignore_deliveries, "demo"))]
         await run_together([*running, *serving])
 
 
-async def _no_deliveries(_: "WebhookReceiver") -> None:
+async def _ignore_deliveries(_: "WebhookReceiver") -> None:
     """The agent has no webhooks."""
 
 
@@ -164,10 +164,10 @@ def _dashboard(app: Runtime, bus: Bus, printer: "Printer", *, browser: bool) -> 
     try:
         found = open_demo_dashboard(app, bus, lambda sentence: warn(sentence, "red"))
     except ConfigError as error:
-        printer.put(render_sentence(str(error)))
+        printer.write(render_sentence(str(error)))
         return ()
     # An address is one word: broken into lines it could not be followed.
-    printer.put(f"{render_sentence(found.told)}{found.url}\n")
+    printer.write(f"{render_sentence(found.told)}{found.url}\n")
     opens = [lambda: _open_browser(found.url)] if browser and has_display(os.environ) else []
     return (found.serve, *opens)
 
@@ -208,8 +208,8 @@ def run_whole_night(*, quiet: bool, pause: Pause = time.sleep, record: "NightRec
 def print_introduction() -> None:
     from halter.demo.night import MODEL
 
-    say(f"{PROMISE}\n")
-    say(
+    print_sentence(f"{PROMISE}\n")
+    print_sentence(
         "The worst night comes first: three incidents of unattended agents. Each is played twice, "
         f"in virtual time, with one scripted model at the price of {MODEL.model}: in a plain loop with retries and a "
         "budget check, and in Halter. It takes less than a minute, and Ctrl-C ends it.\n",
@@ -282,7 +282,7 @@ def print_conclusion(night: "Night") -> None:
     ]
     answer_table("The worst night", columns, rows)
     passed = format_count(night.overruns, "time") if night.overruns else "never"
-    say(
+    print_sentence(
         f"A plain loop paid {format_cents(night.without.cost_usd)} for "
         f"{format_count(night.without.requests, 'request')}. "
         f"Halter paid {format_cents(night.within.cost_usd)} for {night.within.requests:,}; a cap was {passed} passed.",

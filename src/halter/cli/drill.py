@@ -98,7 +98,7 @@ def drill(
     if agent is not None:
         _survey(name, agent, setting, console, as_json=as_json)
         return
-    done = report_errors(lambda: list(_run(name, setting, console)), interrupted=DRILL_INTERRUPTED)
+    done = report_errors(lambda: list(_run_each_store(name, setting, console)), interrupted=DRILL_INTERRUPTED)
     results = [one.result for one in done]
     if as_json:
         answer_json(results if name == ALL else results[0])
@@ -109,16 +109,16 @@ def drill(
 
 def _survey(name: str, folder: Path, setting: "Setting", console: Console, *, as_json: bool) -> None:
     """Show what an injected text could do with the tools of a person's own agent."""
-    from halter_drills.drill import in_words
+    from halter_drills.drill import translate_errors
     from halter_drills.inject.survey import list_survey_rows, survey_agent
 
     if name != "inject" or setting.teeth or setting.seeds:
         fail("--agent goes with halter drill inject, without --seeds and --teeth.", EXIT_USAGE)
-    place = resolve_agent_folder(folder)
+    path = resolve_agent_folder(folder)
 
     def job() -> "Survey":
-        with _progress(f"inject on {place.name}", console) as progress, in_words():
-            made = survey_agent(place, read_cli_settings(None), replace(setting, progress=progress))
+        with _progress(f"inject on {path.name}", console) as progress, translate_errors():
+            made = survey_agent(path, read_cli_settings(None), replace(setting, progress=progress))
             return asyncio.run(made)
 
     found = report_errors(job, interrupted=DRILL_INTERRUPTED)
@@ -137,7 +137,7 @@ def _survey(name: str, folder: Path, setting: "Setting", console: Console, *, as
     )
 
 
-def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]:
+def _run_each_store(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]:
     """Run one drill, or all: on SQLite, and then on a throwaway PostgreSQL if no store is named."""
     from halter_drills.drill import kind_of
 
@@ -189,9 +189,9 @@ def _set_up() -> Generator[None]:
     try:
         yield
     except CalledProcessError as error:
-        said = " ".join(error.stderr.decode("utf-8", "replace").split())
+        text = " ".join(error.stderr.decode("utf-8", "replace").split())
         raise PostgresMissing(
-            f"A throwaway PostgreSQL could not be set up ({said}): name a server of yours with --store."
+            f"A throwaway PostgreSQL could not be set up ({text}): name a server of yours with --store."
         ) from error
 
 
@@ -210,13 +210,13 @@ def _find_missing() -> str:
 def _run_drills(
     drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]
 ) -> Generator[DrillRun]:
-    from halter_drills.drill import in_words, kind_of
+    from halter_drills.drill import kind_of, translate_errors
 
     for each in drills:
         began = time.monotonic()
         kind = kind_of(setting.store)
         name = f"{next(places)}{each.name} on {kind if kind in each.stores else each.stores[0]}"
-        with _progress(name, console) as progress, in_words():
+        with _progress(name, console) as progress, translate_errors():
             result = each.run(replace(setting, progress=progress))
         done = DrillRun(each, result, time.monotonic() - began)
         if console.is_terminal:

@@ -116,12 +116,12 @@ def _ignore_unraisable(_unraisable: "sys.UnraisableHookArgs") -> None:
 
 def report_internal_error(mistake: Exception) -> int:
     """Report a bug, and keep the traceback in a file."""
-    told = f"Internal error ({type(mistake).__name__}: {mistake})."
+    sentence = f"Internal error ({type(mistake).__name__}: {mistake})."
     try:
         with tempfile.NamedTemporaryFile("w", prefix="halter-mistake-", suffix=".txt", delete=False) as kept:
             kept.write("".join(traceback.format_exception(mistake)))
     except OSError as error:
-        warn(f"{told} The traceback could not be saved ({error.strerror}); please report it.", "red")
+        warn(f"{sentence} The traceback could not be saved ({error.strerror}); please report it.", "red")
     else:
-        warn(f"{told} Please report it with {kept.name}.", "red")
+        warn(f"{sentence} Please report it with {kept.name}.", "red")
     return EXIT_INTERNAL

@@ -10,16 +10,16 @@ import typer
 from halter.cli.command import (
     JsonOption,
     StoreOption,
-    demand_person,
     fail,
     group,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
+    require_person,
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, say, warn
+from halter.cli.output import answer_json, answer_table, print_sentence, warn
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, NotDone
 from halter.core.ids import may_decide
@@ -122,11 +122,13 @@ def install(
 
 
 def _show_installed(entry: "HookedProgram", title: str, note: str) -> None:
-    say(f"{title} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
-    say(f"What it may do is in {entry.folder}/agent.yaml; its sessions are those of the agent {entry.agent}.")
+    print_sentence(f"{title} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
+    print_sentence(
+        f"What it may do is in {entry.folder}/agent.yaml; its sessions are those of the agent {entry.agent}."
+    )
     if note:
-        say(note)
-    say("Start `halter serve` now, or start it again: without it, every tool call is blocked.")
+        print_sentence(note)
+    print_sentence("Start `halter serve` now, or start it again: without it, every tool call is blocked.")
 
 
 def uninstall(*, program: ForOption, agent: AgentOption = "", as_json: JsonOption = False) -> None:
@@ -144,7 +146,7 @@ def uninstall(*, program: ForOption, agent: AgentOption = "", as_json: JsonOptio
     if as_json:
         answer_json({"program": program, "done": done})
     else:
-        say("\n".join(done) or "Nothing was installed.")
+        print_sentence("\n".join(done) or "Nothing was installed.")
 
 
 def status(*, binary: BinaryOption = "", as_json: JsonOption = False) -> None:
@@ -156,15 +158,15 @@ def status(*, binary: BinaryOption = "", as_json: JsonOption = False) -> None:
 
     place = _hook_folder()
 
-    def look() -> "list[InstallationStatus]":
+    def read_status() -> "list[InstallationStatus]":
         binaries = {entry.program: binary for entry in place.agents().values()} if binary else {}
         return list(hooks.list_status(place, binaries))
 
-    found = report_errors(look)
+    found = report_errors(read_status)
     if as_json:
         answer_json(found)
     elif not found:
-        say("No hooks are installed: halter hook install --for claude")
+        print_sentence("No hooks are installed: halter hook install --for claude")
     else:
         _show_status(found)
     if any(not each.intact or each.problem or not each.server for each in found):
@@ -178,14 +180,14 @@ def _show_status(found: "list[InstallationStatus]") -> None:
     ]
     answer_table("Hooks", ["agent", "program", "version", "installed", "server answers"], rows)
     for each in found:
-        say(f"{each.agent}: {each.file}, policy in {each.folder}/agent.yaml.")
+        print_sentence(f"{each.agent}: {each.file}, policy in {each.folder}/agent.yaml.")
         if each.problem:
             warn(each.problem, "red")
         if not each.server:
             warn("No server answers: every tool call is blocked until `halter serve` or `halter hook serve` runs.")
         if each.note:
-            say(each.note)
-        say("What goes round these hooks:\n" + "\n".join(f"  {way}" for way in each.bypasses))
+            print_sentence(each.note)
+        print_sentence("What goes round these hooks:\n" + "\n".join(f"  {way}" for way in each.bypasses))
 
 
 def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -194,17 +196,17 @@ def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     `halter serve` does both, once hooks are installed. While neither runs, the programs with hooks call no tool.
     """
 
-    def ready(place: Path) -> None:
+    def on_ready(path: Path) -> None:
         if as_json:
-            answer_json({"name": "serving", "socket": str(place)})
+            answer_json({"name": "serving", "socket": str(path)})
         else:
-            say(f"Hooks are answered at {place}. Ctrl-C ends it; then every tool call is blocked.")
+            print_sentence(f"Hooks are answered at {path}. Ctrl-C ends it; then every tool call is blocked.")
 
     async def job(app: Runtime) -> None:
         from halter.hooks.server import serve_hooks
 
-        demand_person(app, "answer hooks")
-        await serve_hooks(app, warn, ready)
+        require_person(app, "answer hooks")
+        await serve_hooks(app, warn, on_ready)
 
     run_with_app(store, job, new=True, acts=True, following=True)
 

@@ -11,25 +11,25 @@ from halter.cli.command import (
     StoreOption,
     YesOption,
     command,
-    demand_person,
-    demand_readable_name,
     fail,
     group,
     make_desk,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
+    require_person,
+    require_readable_name,
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, say, warn
-from halter.cli.terminal import confirm, patience, share
+from halter.cli.output import answer_json, answer_table, print_sentence, warn
+from halter.cli.terminal import confirm, format_progress, progress
 from halter.core.clock import SECOND
 from halter.core.text import format_count
 from halter.journal.rebuild import IntegrityReport
 from halter.journal.retention import Erasure
 from halter.operations import journal
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from halter.runtime.runtime import Runtime, find_continuity
 
 
@@ -45,11 +45,13 @@ def verify(
 
     Exits 1 if anything is found.
     """
-    with patience("Verifying", quiet=as_json) as tell:
+    with progress("Verifying", quiet=as_json) as tell:
 
-        async def job(app: Runtime) -> journal.Verified:
+        async def job(app: Runtime) -> journal.VerifyResult:
             return await journal.verify(
-                make_desk(app), rebuild=repair, progress=lambda done, total: tell(share(done, total, "streams"))
+                make_desk(app),
+                rebuild=repair,
+                progress=lambda done, total: tell(format_progress(done, total, "streams")),
             )
 
         report = run_with_app(store, job, despite_doubt=True)
@@ -58,20 +60,20 @@ def verify(
     else:
         _print_report(report)
         if repair:
-            say("All tables were rebuilt." if report.rebuilt else "Nothing was rebuilt: see the findings.")
+            print_sentence("All tables were rebuilt." if report.rebuilt else "Nothing was rebuilt: see the findings.")
     if not report.ok:
         raise typer.Exit(EXIT_FAILED)
 
 
 def _print_report(report: IntegrityReport) -> None:
     if report.findings:
-        rows = [[found.kind, found.stream, str(found.seq or ""), found.sentence] for found in report.findings]
+        rows = [[finding.kind, finding.stream, str(finding.seq or ""), finding.sentence] for finding in report.findings]
         answer_table("Findings", ["finding", "stream", "event", "meaning"], rows, long="stream meaning")
     for note in report.notes:
-        say(note)
+        print_sentence(note)
     verdict = "Nothing was altered" if report.ok else format_count(len(report.findings), "finding")
     covered = "no checkpoints" if report.checkpoints is None else format_count(report.checkpoints, "checkpoint")
-    say(
+    print_sentence(
         f"{verdict}: {format_count(report.events, 'event')} in {format_count(report.streams, 'stream')}, "
         f"{report.erased:,} erased, "
         f"{report.uncovered_events:,} not covered by a checkpoint yet ({covered})."
@@ -102,7 +104,7 @@ def erase(
         fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", EXIT_USAGE)
     age = parse_typed_duration(older_than) if older_than else 0
     for name in session or []:
-        demand_readable_name(name, "a session's id")
+        require_readable_name(name, "a session's id")
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
     if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", EXIT_FAILED)
@@ -117,17 +119,17 @@ def erase(
             reason=reason,
         )
 
-    with patience("Erasing", quiet=as_json):
+    with progress("Erasing", quiet=as_json):
         erasure = run_with_app(store, job)
     if as_json:
         answer_json(erasure)
     else:
         outside = f" and of {format_count(erasure.messages, 'message')} outside of sessions" if erasure.messages else ""
-        say(f"Erased the bodies of {format_count(len(erasure.erased), 'session')}{outside}.")
+        print_sentence(f"Erased the bodies of {format_count(len(erasure.erased), 'session')}{outside}.")
         for refused in erasure.refused:
-            say(refused.sentence)
+            print_sentence(refused.sentence)
         if not erasure.scrubbed:
-            say(
+            print_sentence(
                 "Copies may remain in the store's write-ahead log. SQLite: run this again while no other process "
                 "reads the store. PostgreSQL: they go when the server recycles its log."
             )
@@ -144,8 +146,8 @@ class StoreCompleteness(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-async def _check_store(desk: Desk) -> StoreCompleteness:
-    app = desk.app
+async def _check_store(actor: Actor) -> StoreCompleteness:
+    app = actor.app
     if app.doubt is None:
         return StoreCompleteness(app.checkpointer.store_id, whole=True)
     return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
@@ -167,11 +169,11 @@ def accept(
     async def job(app: Runtime) -> int | None:
         from halter.operations import control
 
-        demand_person(app, "go on with a store that lacks something")
+        require_person(app, "go on with a store that lacks something")
         if app.doubt is None:
             return None
         if not yes:
-            warn(app.doubt.lacks())
+            warn(app.doubt.describe_missing())
             if not confirm("Go on without it? This cannot be undone."):
                 fail("Nothing was accepted.", EXIT_FAILED)
         done = await control.accept(make_desk(app), reason)
@@ -181,14 +183,14 @@ def accept(
 
     settings = report_errors(lambda: read_cli_settings(store))
     continuity = report_errors(lambda: find_continuity(settings))
-    gone = None if continuity is None else continuity.gone()
+    gone = None if continuity is None else continuity.find_missing_store()
     missing = run_with_app(store, job, new=gone is not None, despite_doubt=True, warned=False, settings=settings)
     if as_json:
         answer_json({"subject": "store", "done": missing is not None, "missing": missing or 0})
     elif missing is None:
-        say("The store has all that its newest checkpoints know: there is nothing to accept.")
+        print_sentence("The store has all that its newest checkpoints know: there is nothing to accept.")
     else:
-        say("The store is accepted as it is. Agents run on it from their next start.")
+        print_sentence("The store is accepted as it is. Agents run on it from their next start.")
 
 
 store = group(

@@ -22,7 +22,7 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, say
+from halter.cli.output import answer_json, answer_table, print_sentence
 from halter.cli.terminal import confirm
 from halter.config.merge import FleetConfig, read_fleet
 from halter.config.policy import PolicyDifference
@@ -56,7 +56,7 @@ budget = group(
 
             Sessions in that scope that wait for more money continue by themselves.
             """,
-            given={"direction": "raise"},
+            values={"direction": "raise"},
             json=lambda changed: changed,
         ),
         "lower": command(
@@ -65,7 +65,7 @@ budget = group(
 
             What is under way continues: `halter halt` stops it.
             """,
-            given={"direction": "lower"},
+            values={"direction": "lower"},
             json=lambda changed: changed,
         ),
     },
@@ -89,14 +89,14 @@ def show_policy(*, store: StoreOption = None, as_json: JsonOption = False) -> No
         "Policy of the store", ["key", "value"], rows, long="key value", empty=NONE_YET if not found.digest else ""
     )
     if found.digest:
-        say(f"Adopted by {found.by} on {format_moment(found.at)} ({found.digest[:12]}).")
+        print_sentence(f"Adopted by {found.by} on {format_moment(found.at)} ({found.digest[:12]}).")
     if written is not None and found.digest:
-        _compare(differing, written.places.file)
+        _compare(differing, written.source_map.file)
 
 
 def _compare(differing: Sequence[PolicyDifference], file: str) -> None:
     if not differing:
-        say(f"{file} says the same.")
+        print_sentence(f"{file} says the same.")
         return
     rows = [[each.key, each.stored, each.written, DIFFERENCE_WORDS[each.how]] for each in differing]
     answer_table(f"Compared with {file}", ["key", "store", "file", "the file is"], rows, long="key store file")
@@ -120,24 +120,24 @@ def apply(
     written = report_errors(lambda: _file(file, store))
 
     async def job(app: Runtime) -> FleetPolicyAdopted | None:
-        desk = make_desk(app)
-        before = await money.show(desk)
+        actor = make_desk(app)
+        before = await money.show(actor)
         differing = money.differences(before, written)
         if before.digest and not differing:
             return None
         if not as_json:
-            _compare(differing, written.places.file)
+            _compare(differing, written.source_map.file)
         if not yes and not confirm(_question(before, differing)):
             fail("Nothing was changed.", EXIT_FAILED)
-        return await money.apply(desk, before, written, reason)
+        return await money.apply(actor, before, written, reason)
 
     event = run_with_app(store, job)
     if as_json:
         answer_json({"changed": event is not None, **_object(event)})
     elif event is None:
-        say(f"{written.places.file} is the store's policy already.")
+        print_sentence(f"{written.source_map.file} is the store's policy already.")
     else:
-        say(f"{written.places.file} is the store's policy now; it stands in the journal with your name.")
+        print_sentence(f"{written.source_map.file} is the store's policy now; it stands in the journal with your name.")
 
 
 def _object(event: FleetPolicyAdopted | None) -> Mapping[str, Any]:

@@ -47,7 +47,7 @@ def make_console(*, stderr: bool = False, highlight: bool = False) -> Console:
     return made
 
 
-def say(sentence: str, *, at_once: bool = False) -> None:
+def print_sentence(sentence: str, *, at_once: bool = False) -> None:
     """Print a sentence; with `at_once`, flush it."""
     _print(make_console(), sentence)
     if at_once:
@@ -106,15 +106,15 @@ def answer_table(
     `right` names the columns of numbers, `long` those whose words may be broken, `empty` the text without rows.
     """
     if not rows and empty:
-        say(empty)
+        print_sentence(empty)
         return
     screen = make_console(highlight=True)
     laid_out = [
         _column(name, [row[place] for row in rows], right.split(), long.split()) for place, name in enumerate(columns)
     ]
-    room = screen.width - 1 - FRAME * len(columns)
-    if screen.width >= MIN_TABLE_WIDTH and room >= sum(column.least for column in laid_out):
-        screen.print(_table(title, laid_out, rows, room))
+    capacity = screen.width - 1 - FRAME * len(columns)
+    if screen.width >= MIN_TABLE_WIDTH and capacity >= sum(column.least for column in laid_out):
+        screen.print(_table(title, laid_out, rows, capacity))
         return
     for row in rows:
         answer_block(title, list(zip(columns, row, strict=True)))
@@ -143,9 +143,9 @@ def _column(name: str, cells: Sequence[str], right: Sequence[str], long: Sequenc
     return TableColumn(name, name in right, min(widest, MIN_FOLDED_WIDTH) if name in long else widest, lines)
 
 
-def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], room: int) -> Table:
+def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], capacity: int) -> Table:
     table = Table(title=escape_text(title), title_justify="left", header_style="bold")
-    for column, width in zip(columns, _widths(columns, room), strict=True):
+    for column, width in zip(columns, _widths(columns, capacity), strict=True):
         justify = "right" if column.number else "left"
         table.add_column(column.name, justify=justify, overflow="fold", width=width)
     for row in rows:
@@ -153,13 +153,13 @@ def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[s
     return table
 
 
-def _widths(columns: Sequence[TableColumn], room: int) -> list[int]:
+def _widths(columns: Sequence[TableColumn], capacity: int) -> list[int]:
     """Share the remaining width: columns that lack little get all of it, others equal parts of the rest."""
     widths = [column.least for column in columns]
-    left = room - sum(widths)
+    remaining = capacity - sum(widths)
     lacking = sorted(range(len(columns)), key=lambda place: columns[place].most - columns[place].least)
     for served, place in enumerate(lacking):
-        given = min(columns[place].most - widths[place], left // (len(lacking) - served))
+        given = min(columns[place].most - widths[place], remaining // (len(lacking) - served))
         widths[place] += given
-        left -= given
+        remaining -= given
     return widths

@@ -21,7 +21,7 @@ from halter.cli.command import (
 )
 from halter.cli.commands import EvalGroup, PlainCommand
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, say, warn
+from halter.cli.output import answer_json, print_sentence, warn
 from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, session_stream
@@ -29,7 +29,7 @@ from halter.core.money import format_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.ledger import read_budget
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.runtime.runtime import Runtime
 from halter.tasks.playbooks import PlaybookOutcome
 
@@ -72,13 +72,13 @@ def play(
         steps = None if begun else read_playbook(playbook)
         if not as_json:
             own = resolve_policy(app.fleet, read_agent(folder)).caps.session.max_cost_usd
-            say(await _describe_cap(app, own, steps, begun), at_once=True)
-        async with trace_process(app, warn), assemble_agent(app, folder, tell=warn) as ready:
+            print_sentence(await _describe_cap(app, own, steps, begun), at_once=True)
+        async with trace_process(app, warn), assemble_agent(app, folder, report=warn) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
             session = begun if steps is None else await begin_playbook(app, ready, steps, given)
             if not as_json:
-                say(f"Session {session}", at_once=True)
+                print_sentence(f"Session {session}", at_once=True)
             try:
                 return session, await resume_playbook(
                     app, ready, session, _ignore_step if as_json else show_step, _announce_wait
@@ -92,8 +92,8 @@ def play(
     if as_json:
         answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
     else:
-        say(f"{ended.state}: {ended.terminal_reason}. {ended.sentence}".strip())
-        say(f"Its receipt: halter receipt {session}")
+        print_sentence(f"{ended.state}: {ended.terminal_reason}. {ended.sentence}".strip())
+        print_sentence(f"Its receipt: halter receipt {session}")
     if ended.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
 
@@ -135,7 +135,7 @@ def trust(
         if not may_decide(settings.person):
             raise ConfigError("Only a person can trust code, and this was started by an agent.")
         contents, trust = find_agent_code(settings, folder).contents(), open_trust(settings)
-        digest, since = digest_contents(contents), trust.changed(folder, contents)
+        digest, since = digest_contents(contents), trust.describe_change(folder, contents)
         trust.trust(folder, digest, settings.person, SystemClock().now(), contents)
         return digest, since
 
@@ -143,9 +143,9 @@ def trust(
     if as_json:
         answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": since})
         return
-    say(f"{folder} is trusted as it is now ({digest[:16]}…).")
+    print_sentence(f"{folder} is trusted as it is now ({digest[:16]}…).")
     if since:
-        say(f"Since it was trusted last: {since}.")
+        print_sentence(f"Since it was trusted last: {since}.")
 
 
 def _find_agent_folder(playbook: Path) -> Path:
@@ -168,12 +168,14 @@ def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
 def show_step(step: Step, answer: Answer) -> None:
     cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
     first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_STEP_TEXT)
-    say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)
+    print_sentence(
+        f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True
+    )
 
 
-def _announce_wait(asked: NeedsPerson, state: State) -> None:
+def _announce_wait(approval: ApprovalRequired, state: State) -> None:
     more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-    warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
+    warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {approval.decision}{more}")
 
 
 def _ignore_step(_: Step, __: Answer) -> None:
@@ -237,7 +239,7 @@ def add_recorded_case(
     if as_json:
         answer_json({"file": str(path), "case": case})
     else:
-        say(f"{path} has a case {case['name']!r} now: edit there what is expected of it.")
+        print_sentence(f"{path} has a case {case['name']!r} now: edit there what is expected of it.")
 
 
 evals = typer.Typer(cls=EvalGroup, help="Run an agent's cases under one cap; compare with the last run.")

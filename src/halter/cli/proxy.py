@@ -14,15 +14,15 @@ import typer
 from halter.cli.command import (
     JsonOption,
     StoreOption,
-    demand_person,
     fail,
     group,
     read_cli_settings,
     report_errors,
+    require_person,
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, encode_json_line, say, warn
+from halter.cli.output import answer_json, answer_table, encode_json_line, print_sentence, warn
 from halter.cli.up import parse_listen_address
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, explain_extra
@@ -82,14 +82,14 @@ def serve_here(
     where = parse_listen_address(listen or DEFAULT_LISTEN, least=0)
 
     async def job(app: Runtime) -> None:
-        demand_person(app, "open the proxy")
+        require_person(app, "open the proxy")
         opened = listen_for_clients(app, where, anthropic or "anthropic", openai or "openai", beyond=beyond)
         if as_json:
             line = {"name": "serving", "at": app.clock.now(), "url": opened.url, "providers": sorted(opened.upstreams)}
-            say(encode_json_line(line).decode().rstrip("\n"), at_once=True)
+            print_sentence(encode_json_line(line).decode().rstrip("\n"), at_once=True)
         else:
-            say(opened.welcome(), at_once=True)
-            say("Make a key with `halter keys new --agent NAME`. Ctrl-C stops this.", at_once=True)
+            print_sentence(opened.welcome(), at_once=True)
+            print_sentence("Make a key with `halter keys new --agent NAME`. Ctrl-C stops this.", at_once=True)
         await opened.serve(app)
 
     run_with_app(store, job, new=True, acts=True, following=True, runs=PROXY_RESTART_HINT)
@@ -119,14 +119,14 @@ def listen_for_clients(
     app: Runtime, where: tuple[str, int], anthropic: str = "anthropic", openai: str = "openai", *, beyond: bool = False
 ) -> OpenedProxy:
     """Find the providers and bind the port."""
-    from halter.proxy.proxy import demand_other_address, find_upstreams
-    from halter.server.server import bind, demand_server, format_address
+    from halter.proxy.proxy import find_upstreams, require_other_address
+    from halter.server.server import bind, format_address, require_server
 
-    demand_server()
+    require_server()
     upstreams = find_upstreams(app, anthropic, openai)
     listening = bind(*where, beyond=beyond)
     url = format_address(listening)
-    demand_other_address(upstreams, url)
+    require_other_address(upstreams, url)
     return OpenedProxy(listening, url, upstreams)
 
 
@@ -150,8 +150,8 @@ def show_env(
         answer_json({"client": client, "file": file, "lines": lines})
         return
     if file:
-        say(f"# {file}" if "toml" in file else f"// {file}")
-    say(lines.rstrip("\n"))
+        print_sentence(f"# {file}" if "toml" in file else f"// {file}")
+    print_sentence(lines.rstrip("\n"))
 
 
 def check_client(
@@ -188,7 +188,7 @@ def check_client(
     if as_json:
         answer_json({"client": client, "status": response.status_code, "model": model or setup.model})
     elif response.is_success:
-        say(f"{client} is served: {model or setup.model} answered through {url}.")
+        print_sentence(f"{client} is served: {model or setup.model} answered through {url}.")
     if not response.is_success:
         fail(f"The answer was {response.status_code}: {_find_message(response.text)}", EXIT_FAILED)
 
@@ -216,12 +216,12 @@ def list_keys(*, as_json: JsonOption = False) -> None:
     """
     from halter.proxy.keys import render_key
 
-    keys = report_errors(lambda: find_key_file(read_cli_settings(None)).kept())
+    keys = report_errors(lambda: find_key_file(read_cli_settings(None)).read_keys())
     if as_json:
         answer_json([render_key(key) for key in keys])
         return
     if not keys:
-        say("There are no keys: `halter keys new --agent NAME` makes one.")
+        print_sentence("There are no keys: `halter keys new --agent NAME` makes one.")
         return
     rows = [
         [
@@ -275,22 +275,24 @@ def new_key(
     """
     from halter.proxy.keys import KeyLimits, describe_key, make_key_secret, render_key
 
-    settings = _demand_person_settings()
+    settings = _require_person_settings()
     secret = make_key_secret()
 
-    def made() -> Any:
+    def create_key() -> Any:
         amounts = _read_usd(per_session), _read_usd(per_hour), _read_usd(per_day)
         limits = KeyLimits(*amounts, tokens, tuple(model or ()), mask_secrets)
         key = describe_key(secret, name or agent, agent, SystemClock().now(), settings.person, limits)
         find_key_file(settings).add(key)
         return key
 
-    key = report_errors(made, EXIT_USAGE)
+    key = report_errors(create_key, EXIT_USAGE)
     if as_json:
         answer_json({**render_key(key), "key": secret})
         return
-    say(secret)
-    say(f"This is the key {key.name}, which spends as {agent}. It is shown this once; only its digest is kept.")
+    print_sentence(secret)
+    print_sentence(
+        f"This is the key {key.name}, which spends as {agent}. It is shown this once; only its digest is kept."
+    )
 
 
 def _read_usd(text: str) -> Decimal | None:
@@ -307,16 +309,16 @@ def revoke_key(
 
     `halter halt agent:NAME` stops that as well. Exits 2 if there is no key of that name.
     """
-    was_there = report_errors(lambda: find_key_file(_demand_person_settings()).revoke(name, SystemClock().now()))
+    was_there = report_errors(lambda: find_key_file(_require_person_settings()).revoke(name, SystemClock().now()))
     if not was_there:
         fail(f"There is no key called {name!r}: look at `halter keys`.", EXIT_USAGE)
     if as_json:
         answer_json({"subject": name, "done": True})
     else:
-        say(f"The key {name} is revoked.")
+        print_sentence(f"The key {name} is revoked.")
 
 
-def _demand_person_settings() -> Settings:
+def _require_person_settings() -> Settings:
     settings = read_cli_settings(None)
     if not may_decide(settings.person):
         fail(f"Only a person may change keys, and this was started by an agent ({settings.person}).", EXIT_FAILED)
@@ -366,7 +368,7 @@ def gateway(
         fail("On stdout the program is spoken to: --json says where the gateway is, and needs --http.", EXIT_USAGE)
 
     async def job(app: Runtime) -> None:
-        _demand_mcp()
+        _require_mcp()
         from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http, serve_stdio
 
         owner = read_gateway_agent(app, agent, config)
@@ -375,23 +377,23 @@ def gateway(
             await serve_stdio(app, owner, terms, warn)
             return
         from halter.proxy.keys import KeyRing
-        from halter.server.server import bind, demand_server, format_address
+        from halter.server.server import bind, format_address, require_server
 
-        demand_server()
+        require_server()
         where = f"{LOCAL_HOST}{http}" if http.startswith(":") else http
         listening = bind(*parse_listen_address(where, least=0), beyond=beyond)
         name, url = owner.agent.policy.name, f"{format_address(listening)}/mcp"
         if as_json:
             line = {"name": "serving", "at": app.clock.now(), "url": url, "agent": name}
-            say(encode_json_line(line).decode().rstrip("\n"), at_once=True)
+            print_sentence(encode_json_line(line).decode().rstrip("\n"), at_once=True)
         else:
-            say(f"The gateway of {name} is at {url}. Ctrl-C stops it.", at_once=True)
+            print_sentence(f"The gateway of {name} is at {url}. Ctrl-C stops it.", at_once=True)
         await serve_http(app, owner, terms, warn, listening, KeyRing(find_key_file(app.settings)))
 
     run_with_app(store, job, new=True, acts=True, following=True, runs=GATEWAY_RESTART_HINT)
 
 
-def _demand_mcp() -> None:
+def _require_mcp() -> None:
     try:
         import_module("mcp")
     except ImportError:

@@ -16,17 +16,17 @@ import typer
 from halter.cli.command import (
     JsonOption,
     StoreOption,
-    demand_person,
     fail,
     group,
-    never_used,
+    is_never_used,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
+    require_person,
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, encode_json_line, render_sentence, say
+from halter.cli.output import answer_json, answer_table, encode_json_line, print_sentence, render_sentence
 from halter.cli.proxy import PROXY_RESTART_HINT, OpenedProxy, listen_for_clients
 from halter.cli.terminal import Printer
 from halter.cli.up import (
@@ -74,7 +74,9 @@ def show(*, as_json: JsonOption = False) -> None:
         answer_json([render_token(token) for token in tokens])
         return
     if not tokens:
-        say("There are no tokens: `halter serve` makes the first, `halter tokens add NAME --role ROLE` any other.")
+        print_sentence(
+            "There are no tokens: `halter serve` makes the first, `halter tokens add NAME --role ROLE` any other."
+        )
         return
     rows = [
         [token.name, token.role, ", ".join(token.agents) or "all", format_moment(token.made_at)] for token in tokens
@@ -97,20 +99,22 @@ def add(
     """
     from halter.server.auth import render_token
 
-    secret, token = report_errors(lambda: create_token(_demand_person_settings(), name, role, agent or ()), EXIT_USAGE)
+    secret, token = report_errors(lambda: create_token(_require_person_settings(), name, role, agent or ()), EXIT_USAGE)
     if as_json:
         answer_json({**render_token(token), "token": secret})
         return
-    say(secret)
+    print_sentence(secret)
     sees = f"sees only {', '.join(token.agents)}" if token.agents else "sees every agent"
-    say(f"This is the token {name}: {role}, {sees}. It is shown this once and kept nowhere; only its digest is.")
+    print_sentence(
+        f"This is the token {name}: {role}, {sees}. It is shown this once and kept nowhere; only its digest is."
+    )
 
 
 def create_token(settings: Settings, name: str, role: str, agents: Sequence[str] = ()) -> "tuple[str, Token]":
     """Make a token and keep its digest; return the secret, which is shown once."""
-    from halter.server.auth import describe_token, new_secret
+    from halter.server.auth import describe_token, make_secret
 
-    secret = new_secret()
+    secret = make_secret()
     token = describe_token(secret, name, role, SystemClock().now(), agents)
     find_token_file(settings).add(token)
     return secret, token
@@ -121,16 +125,16 @@ def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
 
     Do this with a lost token. Exits 2 if there is none of that name.
     """
-    was_there = report_errors(lambda: find_token_file(_demand_person_settings()).remove(name))
+    was_there = report_errors(lambda: find_token_file(_require_person_settings()).remove(name))
     if not was_there:
         fail(f"There is no token called {name!r}: look at `halter tokens`.", EXIT_USAGE)
     if as_json:
         answer_json({"subject": name, "done": True})
     else:
-        say(f"The token {name} is removed.")
+        print_sentence(f"The token {name} is removed.")
 
 
-def _demand_person_settings() -> Settings:
+def _require_person_settings() -> Settings:
     settings = read_cli_settings(None)
     if not may_decide(settings.person):
         fail(f"Only a person may change tokens, and this was started by an agent ({settings.person}).", EXIT_FAILED)
@@ -182,17 +186,17 @@ def serve(
     folders = resolve_agent_folders(agents or ())
 
     async def job(app: Runtime) -> None:
-        from halter.server.server import bind, demand_server
+        from halter.server.server import bind, require_server
 
-        demand_person(app, "open the server")
-        demand_server()
+        require_person(app, "open the server")
+        require_server()
         opened = None if clients is None else listen_for_clients(app, clients, beyond=beyond)
         await _serve(app, folders, bind(*where, beyond=beyond), names, opened, as_json=as_json)
 
-    places = report_errors(lambda: read_cli_settings(store))
+    settings = report_errors(lambda: read_cli_settings(store))
     runs = RESTART_HINT if folders else PROXY_RESTART_HINT if proxy else ""
-    new = bool(runs) or never_used(places, store)
-    acts = bool(runs) or report_errors(lambda: has_hooks(places))
+    new = bool(runs) or is_never_used(settings, store)
+    acts = bool(runs) or report_errors(lambda: has_hooks(settings))
     run_with_app(store, job, new=new, acts=acts, following=True, runs=runs)
 
 
@@ -219,12 +223,12 @@ async def _serve(
     file, bus, deliveries = find_token_file(app.settings), make_bus(app), WebhookEndpoint()
     async with Printer() as printer:
         shows = FeedPrinter(printer, app.clock, as_json=as_json)
-        printer.put(_welcome(app, listening, proxy, as_json=as_json))
+        printer.write(_welcome(app, listening, proxy, as_json=as_json))
         extras: ServerExtras = ServerExtras(
             names=names,
             deliveries=deliveries,
             tell=lambda sentence: shows.report("", sentence),
-            folders=_by_name(folders),
+            folders=_index_by_name(folders),
         )
         extras = _add_sign_on(app, extras)
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
@@ -254,18 +258,18 @@ def _add_sign_on(app: Runtime, extras: "ServerExtras") -> "ServerExtras":
     return replace(extras, oidc=make_oidc_sign_on(spec, reveal, connect_directly))
 
 
-async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:
+async def _serve_hooks(app: Runtime, report: Callable[[str], None]) -> None:
     """Answer hooks beside the server, which goes on where that fails."""
     from halter.hooks.server import serve_hooks
 
     try:
-        await serve_hooks(app, tell, lambda place: tell(f"Hooks are answered at {place}."))
+        await serve_hooks(app, report, lambda path: report(f"Hooks are answered at {path}."))
     except ConfigError as error:
-        tell(f"Hooks are not answered here: {error}")
+        report(f"Hooks are not answered here: {error}")
     await asyncio.Event().wait()
 
 
-def _by_name(folders: list[Path]) -> dict[str, Path]:
+def _index_by_name(folders: list[Path]) -> dict[str, Path]:
     """Read the names of agents; an unreadable folder is reported when its agent is to run."""
     from halter.config.agent_files import read_agent
 
@@ -330,8 +334,8 @@ def worker(
     folders = resolve_agent_folders(agents or _find_agent_folders())
     where, grace = None if listen is None else parse_listen_address(listen), parse_typed_duration(drain)
 
-    places = report_errors(lambda: read_cli_settings(store))
-    _demand_postgres(places.store)
+    settings = report_errors(lambda: read_cli_settings(store))
+    _require_postgres(settings.store)
 
     async def job(app: Runtime) -> None:
         from halter.runtime.worker import make_distributed_mode
@@ -340,7 +344,7 @@ def worker(
         await _work(app, folders, mode, where, as_json=as_json)
 
     run_with_app(
-        store, job, new=True, acts=True, following=True, patient=True, settings=places, runs=WORKER_RESTART_HINT
+        store, job, new=True, acts=True, following=True, patient=True, settings=settings, runs=WORKER_RESTART_HINT
     )
 
 
@@ -351,16 +355,16 @@ def _find_agent_folders() -> list[Path]:
         *sorted(here.iterdir()),
         *(sorted((here / AGENTS_FOLDER).iterdir()) if (here / AGENTS_FOLDER).is_dir() else ()),
     ]
-    found = [place for place in places if (place / AGENT_FILE).is_file()]
-    if not found:
+    paths = [path for path in places if (path / AGENT_FILE).is_file()]
+    if not paths:
         fail(
             f"There is no {AGENT_FILE} here, nor in a folder here or in ./{AGENTS_FOLDER}: name the agents' folders.",
             EXIT_USAGE,
         )
-    return found
+    return paths
 
 
-def _demand_postgres(url: str) -> None:
+def _require_postgres(url: str) -> None:
     """Refuse other stores before any file is made: tickets are queued in PostgreSQL."""
     from halter.journal.open import mask_url
 
@@ -391,11 +395,11 @@ async def _work(
     async with Printer() as printer:
         shows, bus = FeedPrinter(printer, app.clock, as_json=as_json), make_bus(app)
         if not as_json:
-            printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
+            printer.write(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
 
         def make(app: Runtime) -> Supervisor:
-            supervisor = Supervisor(app, shows.report, bus.pulse, serve=serve, mode=mode)
-            supervisor.attends = bus.learn
+            supervisor = Supervisor(app, shows.report, bus.publish_live, serve=serve, mode=mode)
+            supervisor.attends = bus.remember_session
             return supervisor
 
         runs = FleetRunner(app, make)
@@ -405,7 +409,7 @@ async def _work(
         )
         app.store.observe(committed)
         patient = app.store.patient(app.clock)
-        with trace_worker(app, patient, lambda told: shows.report("traces", told)) as tracing:
+        with trace_worker(app, patient, lambda sentence: shows.report("traces", sentence)) as tracing:
             beside = [*tracing, lambda: serve_channels(app, partial(shows.report, "channels"))]
             await run_until_first([runs.run(folders), shows.follow(_news(committed, bus)), *map(_run_beside, beside)])
 
@@ -414,7 +418,7 @@ async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[Sequence[
     """Yield what this process commits: each worker's log is its own."""
     async with aclosing(committed.batches()) as batches:
         async for events in batches:
-            yield await bus.all_named(events)
+            yield await bus.name_all(events)
 
 
 async def _run_beside(job: "Job") -> None:
@@ -428,7 +432,7 @@ def _drain_on_signals(runs: "FleetRunner") -> None:
     running, loop = asyncio.current_task(), asyncio.get_running_loop()
     asked: list[int] = []
 
-    def heard() -> None:
+    def on_signal() -> None:
         asked.append(1)
         if len(asked) == 1:
             runs.drain()
@@ -436,4 +440,4 @@ def _drain_on_signals(runs: "FleetRunner") -> None:
             running.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, heard)
+        loop.add_signal_handler(number, on_signal)

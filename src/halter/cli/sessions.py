@@ -24,8 +24,8 @@ from halter.cli.command import (
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_line, answer_table, say
-from halter.cli.terminal import patience
+from halter.cli.output import answer_json, answer_line, answer_table, print_sentence
+from halter.cli.terminal import progress
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
@@ -34,7 +34,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations import queries
-from halter.operations.queries import all_events
+from halter.operations.queries import read_all_events
 from halter.present.events import build_conversation, describe_stored_event, format_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts, render_html_page
@@ -116,7 +116,7 @@ def _describe_point(events: Sequence[Stored]) -> list[tuple[str, str]]:
 
 
 async def _events(app: Runtime, session: str) -> list[Stored]:
-    return await all_events(app, session_stream((await find_session_by_prefix(app, session)).session))
+    return await read_all_events(app, session_stream((await find_session_by_prefix(app, session)).session))
 
 
 DEFAULT_TAIL_LENGTH: Final = 10
@@ -152,7 +152,7 @@ def tail(
         async with aclosing(watch_growth(app.store, app.clock)) as changes:
             async for change in changes:
                 over = session != "" and await _is_over(app, session)
-                _show(await (follower.all_new() if over else follower.all_new(change)), as_json=as_json)
+                _show(await (follower.read_new() if over else follower.read_new(change)), as_json=as_json)
                 if over:
                     return
 
@@ -192,7 +192,7 @@ def _show(events: Sequence[Stored], *, as_json: bool) -> None:
         if as_json:
             answer_line(serialize_event(stored))
         else:
-            say(format_event_line(stored), at_once=True)
+            print_sentence(format_event_line(stored), at_once=True)
 
 
 def format_event_line(stored: Stored) -> str:
@@ -239,7 +239,7 @@ def receipt(
     async def job(app: Runtime) -> Receipt:
         return await queries.receipt(make_desk(app), (await find_session_by_prefix(app, session)).session)
 
-    with patience("Working the receipt out", quiet=as_json):
+    with progress("Working the receipt out", quiet=as_json):
         made = run_with_app(store, job, despite_doubt=True)
     if html:
         report_errors(
@@ -248,27 +248,27 @@ def receipt(
     if as_json:
         answer_json(made)
     elif html:
-        say(f"Wrote the receipt of {made.session} to {html}.")
+        print_sentence(f"Wrote the receipt of {made.session} to {html}.")
     else:
         show_sheet(build_receipt_sheet(made))
 
 
 def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
-    with patience("Checking", quiet=as_json):
+    with progress("Checking", quiet=as_json):
         proof = report_errors(lambda: _proof(receipt_file, journal_file))
     if as_json:
         answer_json(proof)
     else:
         for finding in proof.findings:
-            say(finding)
+            print_sentence(finding)
         for note in proof.notes:
-            say(note)
+            print_sentence(note)
         verdict = (
             "fits its journal"
             if proof.ok
             else f"does not fit its journal: {format_count(len(proof.findings), 'finding')}"
         )
-        say(f"The receipt of {proof.session} {verdict}. {format_count(proof.events, 'event')} checked.")
+        print_sentence(f"The receipt of {proof.session} {verdict}. {format_count(proof.events, 'event')} checked.")
     if not proof.ok:
         raise typer.Exit(EXIT_FAILED)
 

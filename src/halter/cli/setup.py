@@ -18,13 +18,13 @@ from halter.cli.command import (
     add_connect_timeout,
     describe_never_used,
     fail,
-    never_used,
+    is_never_used,
     read_cli_settings,
-    refuse_missing,
     report_errors,
+    require_store,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, say, warn
+from halter.cli.output import answer_json, answer_table, print_sentence, warn
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
 from halter.core.ids import may_decide
@@ -64,10 +64,12 @@ def init(
         made = {"folder": str(folder), "name": called, "files": list(files), "trusted": trusted, "problem": problem}
         answer_json({**made, "next": following})
         return
-    say(f"{called} is in {folder}: {', '.join(files)}.{' Its code is trusted as it is now.' if trusted else ''}")
+    print_sentence(
+        f"{called} is in {folder}: {', '.join(files)}.{' Its code is trusted as it is now.' if trusted else ''}"
+    )
     if problem:
         warn(problem)
-    say("\n".join(("Next:", *(f"  {command}" for command in following))))
+    print_sentence("\n".join(("Next:", *(f"  {command}" for command in following))))
 
 
 def _name(name: str, folder: Path) -> str:
@@ -188,7 +190,7 @@ def doctor(
     secret is shown. Exits 1 if there is a problem, 3 if the store cannot be used.
     """
     settings = report_errors(lambda: read_cli_settings(store))
-    checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [], never_used(settings, store))))
+    checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [], is_never_used(settings, store))))
     if as_json:
         answer_json(checks)
     else:
@@ -236,12 +238,12 @@ async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]"
     from halter.server.oidc import check_sign_on
 
     try:
-        refuse_missing(settings.store)
+        require_store(settings.store)
         places = replace(settings, store=add_connect_timeout(settings.store))
         async with open_runtime(places, environ=os.environ, acts=False, despite_doubt=True) as app:
-            found = [check async for check in check_store(app)]
-            found += [check async for check in check_channels(app)]
-            found += [check] if (check := await check_sign_on(app, connect_directly)) else []
-            return found, await read_local_policy(app)
+            checks = [check async for check in check_store(app)]
+            checks += [check async for check in check_channels(app)]
+            checks += [check] if (check := await check_sign_on(app, connect_directly)) else []
+            return checks, await read_local_policy(app)
     except HalterError as error:
         return [fail_check(STORE, str(error))], None

@@ -23,7 +23,7 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_line, answer_table, escape_text, say, warn
+from halter.cli.output import answer_json, answer_line, answer_table, escape_text, print_sentence, warn
 from halter.cli.play import show_step
 from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
@@ -36,10 +36,10 @@ from halter.core.money import format_micros, format_unit_amount, format_usd, to_
 from halter.core.text import clean, escape_hidden, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.operations.decisions import decision_meant
-from halter.operations.desk import Desk, Who
-from halter.operations.queries import all_events
+from halter.operations.desk import Actor, Principal
+from halter.operations.queries import read_all_events
 from halter.present.events import format_moment
 from halter.present.tables import describe_next_due
 from halter.runtime.runtime import Runtime
@@ -67,7 +67,7 @@ class Screen:
         """Show a chunk of an answer; if the attempt failed, say that the answer begins anew."""
         if chunk.discard and self.streamed:
             self.end_line()
-            self.beside("  again    the answer above was cut off; it follows anew.")
+            self.show_note("  again    the answer above was cut off; it follows anew.")
             self.streamed = ""
         if chunk.text and not self.quiet:
             sys.stdout.write(escape_text(chunk.text).plain)
@@ -75,30 +75,30 @@ class Screen:
             self._line_open = not chunk.text.endswith("\n")
         self.streamed += chunk.text
 
-    def said(self, text: str, cost: int) -> None:
+    def show_text(self, text: str, cost: int) -> None:
         if text and not self.streamed and not self.quiet:
-            say(text, at_once=True)
+            print_sentence(text, at_once=True)
         self.end_line()
         self.streamed = ""
         if cost:
-            self.beside(f"  {format_micros(cost)}")
+            self.show_note(f"  {format_micros(cost)}")
 
-    def warned(self, sentence: str) -> None:
+    def show_warning(self, sentence: str) -> None:
         self.end_line()
         warn(f"  {clean(sentence)}")
 
-    def did(self, call: ToolCall, answer: Answer) -> None:
+    def show_result(self, call: ToolCall, answer: Answer) -> None:
         cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
         first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_CALL_TEXT)
         arguments = shorten(clean(call.arguments), 60)
-        self.beside(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")
+        self.show_note(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")
 
-    def waits(self, asked: NeedsPerson, state: State) -> None:
+    def show_waiting(self, approval: ApprovalRequired, state: State) -> None:
         self.end_line()
         more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-        warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
+        warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {approval.decision}{more}")
 
-    def sleeps(self, cap: CostCapReached, until: int) -> None:
+    def show_sleeping(self, cap: CostCapReached, until: int) -> None:
         """Say at once which cap is met, until when the session sleeps, and how to raise it."""
         self.end_line()
         spent, most = (format_unit_amount(to_unit_amount(each, cap.unit), cap.unit) for each in (cap.spent, cap.cap))
@@ -109,15 +109,15 @@ class Screen:
             f"{'an' if per == 'hour' else 'a'} {per}. It goes on at once with: {more}"
         )
 
-    def beside_words(self) -> "LoopObserver":
+    def make_sub_observer(self) -> "LoopObserver":
         """Show a sub-session: its calls as they come, its words at the end."""
         from halter.loop.loop import LoopObserver
 
-        return LoopObserver(said=self._cost, did=self.did, capped=self.sleeps)
+        return LoopObserver(on_text=self._cost, on_result=self.show_result, on_cap=self.show_sleeping)
 
     def _cost(self, _: str, cost: int) -> None:
         if cost:
-            self.beside(f"  {format_micros(cost)}")
+            self.show_note(f"  {format_micros(cost)}")
 
     def end_line(self) -> None:
         if self._line_open:
@@ -125,7 +125,7 @@ class Screen:
             sys.stdout.flush()
             self._line_open = False
 
-    def beside(self, sentence: str) -> None:
+    def show_note(self, sentence: str) -> None:
         if not self.quiet:
             self.end_line()
             warn(sentence, "dim")
@@ -148,7 +148,7 @@ async def pass_front_door(
     text: str,
     kind: SessionKind,
     screen: Screen,
-    waits: Callable[[NeedsPerson, State], None],
+    waits: Callable[[ApprovalRequired, State], None],
     began: Callable[[], None] = lambda: None,
     *,
     routes: bool,
@@ -161,17 +161,17 @@ async def pass_front_door(
     """
     from halter.runtime.front_door import ForwardedMessage, SubSessionObserver, handle_message, send_message
 
-    def stepped(step: Any, answer: Any) -> None:
+    def on_step(step: Any, answer: Any) -> None:
         if not screen.quiet:
             show_step(step, answer)
 
     told = False
     if routes:
-        showing = SubSessionObserver(screen.beside_words(), waits, stepped, began)
+        showing = SubSessionObserver(screen.make_sub_observer(), waits, on_step, began)
         done = await handle_message(context, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
         if not isinstance(done, ForwardedMessage):
-            routed = done.routed
-            return FrontDoorAnswer(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)
+            route = done.routed
+            return FrontDoorAnswer(route.route, route.strategy, route.why, done.ok, done.answer, done.session)
         told = done.told
     if not told:
         await send_message(context, session, text, kind)
@@ -183,7 +183,7 @@ def show_front_door_answer(done: FrontDoorAnswer, *, as_json: bool, alone: bool 
     if as_json:
         (answer_json if alone else answer_line)(done)
     elif done.ok:
-        say(done.text, at_once=True)
+        print_sentence(done.text, at_once=True)
     else:
         warn(done.text)
 
@@ -231,17 +231,17 @@ def run(
 
     async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as context:
-            session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.new())
+            session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
             asked = bool(resume) and await _is_waiting_for_answer(app, session)
             if file:
                 await _begin_with_files(context, session, text, file)
             elif text.strip():
                 done = await pass_front_door(
-                    context, session, text, "task", screen, screen.waits, routes=not no_route, asked=asked
+                    context, session, text, "task", screen, screen.show_waiting, routes=not no_route, asked=asked
                 )
                 if done is not None:
                     return done
-            screen.beside(f"Session {session}")
+            screen.show_note(f"Session {session}")
             try:
                 return await _attend_session(context, session, screen)
             except asyncio.CancelledError:
@@ -251,7 +251,7 @@ def run(
 
     again = f"Continue with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
     result = run_with_app(store, job, new=True, acts=True, following=True, runs=again)
-    _tell(result, agent, as_json=as_json)
+    _print_result(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(EXIT_FAILED)
 
@@ -281,14 +281,16 @@ def chat(
 async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with the first line."""
     async with open_agent_context(app, folder) as context, LineReader(prompt="" if as_json else "you> ") as lines:
-        session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.new())
-        talk = ChatState(begun=bool(resume), asked=bool(resume) and await _is_waiting_for_answer(app, session))
+        session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.make())
+        talk = ChatState(has_begun=bool(resume), has_asked=bool(resume) and await _is_waiting_for_answer(app, session))
         if not as_json:
-            say(f"Session {session}, with {context.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
-            await _tell_of_what_runs(app, context)
+            print_sentence(
+                f"Session {session}, with {context.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True
+            )
+            await _report_running(app, context)
         try:
             if resume:
-                await _go_on_with_parts(app, context, session, lines, as_json=as_json)
+                await _resume_sub_sessions(app, context, session, lines, as_json=as_json)
             async for line in lines:
                 if line.strip() in LEAVE_COMMANDS:
                     break
@@ -301,8 +303,8 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
                         raise asyncio.CancelledError
         finally:
             if lines.asking:
-                say("", at_once=True)
-            if talk.begun and not (as_json or talk.over):
+                print_sentence("", at_once=True)
+            if talk.has_begun and not (as_json or talk.over):
                 warn(f"Continue it with: halter chat {quote(str(folder))} --resume {session}", "dim")
 
 
@@ -313,13 +315,13 @@ class ChatState:
     `interrupts` counts how often Ctrl-C was typed during the last answer.
     """
 
-    begun: bool = False
-    asked: bool = False
+    has_begun: bool = False
+    has_asked: bool = False
     over: bool = False
     interrupts: int = 0
 
-    def begin(self) -> None:
-        self.begun = True
+    def start_answer(self) -> None:
+        self.has_begun = True
 
 
 async def _run_interruptible(answering: Coroutine[Any, Any, None], talk: ChatState) -> None:
@@ -373,28 +375,28 @@ async def _answer_line(
             line,
             "chat",
             screen,
-            asking.waits,
-            talk.begin,
+            asking.ask,
+            talk.start_answer,
             routes=routes,
-            asked=talk.asked,
+            asked=talk.has_asked,
             ahead=lines.ahead,
         )
         if done is not None:
             show_front_door_answer(done, as_json=as_json)
             return
-        result = await _attend_session(context, session, screen, asking.waits, lambda: bool(talk.interrupts))
+        result = await _attend_session(context, session, screen, asking.ask, lambda: bool(talk.interrupts))
     finally:
         await asking.end()
         if talk.interrupts and lines.asking:
             # The question that was not answered is gone: what is typed next is for the next prompt.
             lines.require_fresh()
     _show(result, as_json=as_json)
-    talk.asked, talk.over = bool(result.question), result.over
-    if talk.asked:
+    talk.has_asked, talk.over = bool(result.question), result.over
+    if talk.has_asked:
         lines.require_fresh()
 
 
-async def _go_on_with_parts(
+async def _resume_sub_sessions(
     app: Runtime, context: Any, session: SessionId, lines: LineReader, *, as_json: bool
 ) -> None:
     """Resume the sub-sessions that were under way."""
@@ -403,11 +405,11 @@ async def _go_on_with_parts(
     screen = Screen(quiet=as_json)
     asking = _DecisionPrompt(app, lines, screen)
     try:
-        async with aclosing(resume_delegation(context, session, screen.beside_words(), asking.waits)) as parts:
+        async with aclosing(resume_delegation(context, session, screen.make_sub_observer(), asking.ask)) as parts:
             async for came in parts:
-                screen.beside(f"Session {came.session}, a part of this one:")
+                screen.show_note(f"Session {came.session}, a part of this one:")
                 if not as_json:
-                    say(came.words, at_once=True)
+                    print_sentence(came.text, at_once=True)
     finally:
         await asking.end()
 
@@ -420,27 +422,29 @@ async def _begin_with_files(context: Any, session: SessionId, text: str, files: 
 
 
 async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
-    from halter.operations.agents import asks
+    from halter.operations.agents import is_waiting_for_answer
 
-    return await asks(app, session)
+    return await is_waiting_for_answer(app, session)
 
 
-async def _tell_of_what_runs(app: Runtime, context: Any) -> None:
+async def _report_running(app: Runtime, context: Any) -> None:
     from halter.runtime.session_builder import find_autonomous_session
 
     beside = await find_autonomous_session(context)
     if beside is not None and beside.ended_at is None:
         due = describe_next_due(beside, app.clock.now())
         rest = f", next turn {due}" if due else ""
-        told = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
-        say(f"{told} Your messages here reach it; this chat sees its hot state as last saved.", at_once=True)
+        sentence = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
+        print_sentence(
+            f"{sentence} Your messages here reach it; this chat sees its hot state as last saved.", at_once=True
+        )
 
 
 def _show(result: Any, *, as_json: bool) -> None:
     if as_json:
-        answer_line(_as_object(result))
+        answer_line(_to_json_object(result))
     elif result.question:
-        say(f"? {result.question}", at_once=True)
+        print_sentence(f"? {result.question}", at_once=True)
     elif not result.ok and result.state == "WAITING_FOR_INPUT" and not result.terminal_reason:
         warn(f"  {result.sentence}")
     elif not result.ok:
@@ -457,28 +461,28 @@ class _DecisionPrompt:
         self._asking: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()
 
-    def waits(self, asked: NeedsPerson, state: State) -> None:
+    def ask(self, approval: ApprovalRequired, state: State) -> None:
         """Ask here, if there is a person; a plain yes does not raise a cap."""
-        if state == "WAITING_FOR_APPROVAL" and self._lines.by_hand and may_decide(self._app.settings.person):
-            self._asking.append(asyncio.create_task(self._ask(asked)))
+        if state == "WAITING_FOR_APPROVAL" and self._lines.is_tty and may_decide(self._app.settings.person):
+            self._asking.append(asyncio.create_task(self._ask(approval)))
         else:
-            self._screen.waits(asked, state)
+            self._screen.show_waiting(approval, state)
 
-    async def _ask(self, asked: NeedsPerson) -> None:
+    async def _ask(self, approval: ApprovalRequired) -> None:
         async with self._turn:
             self._screen.end_line()
-            found = await decision_meant(Desk(self._app, Who(self._app.settings.person)), asked.decision)
-            for line in escape_hidden(found.shown).splitlines():
+            found = await decision_meant(Actor(self._app, Principal(self._app.settings.person)), approval.decision)
+            for line in escape_hidden(found.display_text).splitlines():
                 warn(f"  {line}")
             word: str | None = ""
             while word is not None and word not in TYPED_ANSWERS:
                 word = await self._lines.ask("  approve? [y/n] ")
                 word = None if word is None else word.strip().lower()
             if word is None:
-                self._screen.waits(asked, "WAITING_FOR_APPROVAL")
+                self._screen.show_waiting(approval, "WAITING_FOR_APPROVAL")
                 return
             person = self._app.settings.person
-            write = answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.new())
+            write = answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.make())
             if any(isinstance(each.event, ApprovalGiven) for each in (await self._app.store.commit(write)).events):
                 warn("  Another person must agree, too.")
 
@@ -518,25 +522,27 @@ async def _attend_session(
     from halter.runtime.sessions import attend_session
     from halter.tasks.conversation import build_result
 
-    watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned, screen.sleeps)
+    observer = LoopObserver(
+        screen.listen, screen.show_text, screen.show_result, screen.show_warning, screen.show_sleeping
+    )
     came, loop = await attend_session(
-        context, session, watching=watching, waits=waits or screen.waits, interrupted=interrupted
+        context, session, observer=observer, waits=waits or screen.show_waiting, interrupted=interrupted
     )
     screen.end_line()
     near = await context.guard().near_budget(context.agent.standing(session))
-    events = await all_events(context.app, session_stream(session))
+    events = await read_all_events(context.app, session_stream(session))
     return build_result(came, loop, session, lambda: events, near_budget=near)
 
 
-def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
+def _print_result(result: Any, agent: Path, *, as_json: bool) -> None:
     if isinstance(result, FrontDoorAnswer):
         show_front_door_answer(result, as_json=as_json, alone=True)
         return
     if as_json:
-        answer_json(_as_object(result))
+        answer_json(_to_json_object(result))
         return
     if result.question:
-        say(f"? {result.question}")
+        print_sentence(f"? {result.question}")
         warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(_describe_failure(result))
@@ -550,7 +556,7 @@ def _describe_failure(result: Any) -> str:
     return f"{result.state}: {sentence or f'{reason}.'}{raised if reason == 'cost_cap_reached' else ''}"
 
 
-def _as_object(result: Any) -> dict[str, Any]:
+def _to_json_object(result: Any) -> dict[str, Any]:
     return {
         "session": result.session,
         "state": result.state,
@@ -588,7 +594,7 @@ def route(
     if as_json:
         answer_json({"route": found.route, "strategy": found.strategy, "why": found.why})
     else:
-        say(f"{name}: {found.strategy or found.route}. {found.why}")
+        print_sentence(f"{name}: {found.strategy or found.route}. {found.why}")
 
 
 def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, RoutingDecision]":
@@ -628,9 +634,9 @@ def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOptio
         from halter.runtime.assemble import assemble_agent
         from halter.tasks.task_tools import list_verb_specs
 
-        async with assemble_agent(app, folder, tell=warn) as ready:
+        async with assemble_agent(app, folder, report=warn) as ready:
             specs = (*(each.spec for each in ready.tools.values()), *list_verb_specs())
-            return [(spec.name, ready.policy.declaration(spec)) for spec in specs], ready.mind.provider_tools
+            return [(spec.name, ready.policy.declaration(spec)) for spec in specs], ready.model_settings.provider_tools
 
     found, unseen = run_with_app(store, job, new=True, acts=True)
     if as_json:

@@ -33,9 +33,9 @@ _CHUNK: Final = 4096
 class Keyboard(Protocol):
     """A source of lines; `by_hand` says that a person types them."""
 
-    by_hand: bool
+    is_tty: bool
 
-    def waits(self) -> bool:
+    def has_line(self) -> bool:
         """Return whether a whole line is typed and unread."""
         ...
 
@@ -52,22 +52,22 @@ class StandardInput:
     """Stdin: a terminal with line editing, or a pipe."""
 
     def __init__(self) -> None:
-        self.by_hand = sys.stdin.isatty()
-        if self.by_hand:
+        self.is_tty = sys.stdin.isatty()
+        if self.is_tty:
             with suppress(ImportError):
                 # `input` lets a line be edited once this module is there.
                 import_module("readline")
 
-    def waits(self) -> bool:
-        return self.by_hand and is_readable(sys.stdin.fileno())
+    def has_line(self) -> bool:
+        return self.is_tty and is_readable(sys.stdin.fileno())
 
     def drop(self) -> None:
-        if self.by_hand:
+        if self.is_tty:
             discard_typed(sys.stdin.fileno())
 
     def line(self, prompt: str) -> str | None:
         try:
-            if self.by_hand:
+            if self.is_tty:
                 return input(prompt)
             line = sys.stdin.readline()
         except (EOFError, ValueError, OSError):
@@ -79,10 +79,10 @@ class TerminalDevice:
     """A terminal by its file number, without line editing of our own."""
 
     def __init__(self, number: int) -> None:
-        self.by_hand = os.isatty(number)
+        self.is_tty = os.isatty(number)
         self._number = number
 
-    def waits(self) -> bool:
+    def has_line(self) -> bool:
         return is_readable(self._number)
 
     def drop(self) -> None:
@@ -115,7 +115,7 @@ def discard_typed(number: int) -> None:
 
 def ask_freshly(keyboard: Keyboard, question: str) -> str | None:
     """Ask a question; earlier input is discarded, with a notice."""
-    early = keyboard.waits()
+    early = keyboard.has_line()
     keyboard.drop()
     return keyboard.line(f"{EARLY_INPUT_NOTICE}\n{question}" if early else question)
 
@@ -123,7 +123,7 @@ def ask_freshly(keyboard: Keyboard, question: str) -> str | None:
 def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool:
     """Ask for a yes. Without a terminal, fail."""
     keyboard = make()
-    if not keyboard.by_hand:
+    if not keyboard.is_tty:
         fail("Not a terminal; pass --yes to confirm.", EXIT_USAGE)
     while (line := ask_freshly(keyboard, f"{question} [y/N]: ")) is not None:
         match line.strip().lower():
@@ -155,15 +155,15 @@ class LineReader:
         self._wishes: queue.SimpleQueue[_ReadRequest] = queue.SimpleQueue()
         self._lines: asyncio.Queue[_TypedLine] = asyncio.Queue()
         self._asking = False
-        self._over = False
+        self._is_closed = False
         self._freshly = False
         self._terminal: list[Any] | None = None
-        self.by_hand = self._keyboard.by_hand
+        self.is_tty = self._keyboard.is_tty
         self.ahead = False
         """Whether the last line was typed before its prompt was shown."""
 
     async def __aenter__(self) -> Self:
-        if self.by_hand:
+        if self.is_tty:
             self._terminal = _read_terminal_settings()
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="halter-lines", daemon=True).start()
@@ -180,9 +180,9 @@ class LineReader:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
 
     def __aiter__(self) -> AsyncIterator[str]:
-        return self._all()
+        return self._iterate()
 
-    async def _all(self) -> AsyncIterator[str]:
+    async def _iterate(self) -> AsyncIterator[str]:
         while (line := await self._next(self._prompt)) is not None:
             yield line
 
@@ -198,41 +198,41 @@ class LineReader:
     @property
     def asking(self) -> bool:
         """Whether a prompt is unanswered."""
-        return self.by_hand and self._asking
+        return self.is_tty and self._asking
 
     async def _next(self, prompt: str) -> str | None:
-        freshly, self._freshly = self._freshly and self.by_hand, False
-        if freshly and self._asking and not self._over:
+        freshly, self._freshly = self._freshly and self.is_tty, False
+        if freshly and self._asking and not self._is_closed:
             # Something else was asked here and is settled: what is being typed was meant for that.
-            await self._take()
+            await self._take_line()
             prompt = f"{EARLY_INPUT_NOTICE}\n{prompt}"
-        if self._over:
+        if self._is_closed:
             return None
         if not self._asking:
             self._wishes.put(_ReadRequest(prompt, freshly))
             self._asking = True
-        return await self._take()
+        return await self._take_line()
 
-    async def _take(self) -> str | None:
+    async def _take_line(self) -> str | None:
         typed = await self._lines.get()
         # The end of input leaves the prompt unanswered.
-        self._over = self._asking = typed.line is None
+        self._is_closed = self._asking = typed.line is None
         self.ahead = typed.ahead
         return typed.line
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            typed = self._typed(self._wishes.get())
+            typed = self._prompt_line(self._wishes.get())
             with suppress(RuntimeError):
                 # The loop may be closed by now.
                 loop.call_soon_threadsafe(self._lines.put_nowait, typed)
             if typed.line is None:
                 return
 
-    def _typed(self, wish: _ReadRequest) -> _TypedLine:
+    def _prompt_line(self, wish: _ReadRequest) -> _TypedLine:
         if wish.freshly:
             return _TypedLine(ask_freshly(self._keyboard, wish.prompt), ahead=False)
-        ahead = self._keyboard.waits()
+        ahead = self._keyboard.has_line()
         return _TypedLine(self._keyboard.line(wish.prompt), ahead)
 
 
@@ -252,48 +252,48 @@ ProgressListener = Callable[[str], None]
 
 
 @contextmanager
-def patience(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_SECONDS) -> Generator[ProgressListener]:
+def progress(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_SECONDS) -> Generator[ProgressListener]:
     """Show progress on stderr if a job takes longer than `a_while`; only at a terminal."""
     screen = make_console(stderr=True)
     if quiet or not screen.is_terminal:
         yield lambda _: None
         return
-    waiting = _Waiting(screen, what)
-    timer = threading.Timer(a_while, waiting.begin)
+    waiting = _Progress(screen, what)
+    timer = threading.Timer(a_while, waiting.start)
     timer.daemon = True
     timer.start()
     try:
-        yield waiting.tell
+        yield waiting.update
     finally:
         timer.cancel()
         timer.join()
         waiting.end()
 
 
-class _Waiting:
+class _Progress:
     """A progress line that appears later. A dumb terminal gets one line only."""
 
     def __init__(self, screen: Console, what: str) -> None:
         self._screen = screen
-        self._what = what
+        self._label = what
         self._spinner = Spinner("dots", text=f"{what} …")
         # The answer goes its own way, and must never be taken for a part of this.
         self._live = Live(self._spinner, console=screen, transient=True, redirect_stdout=False, redirect_stderr=False)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._screen.is_dumb_terminal:
-            self._screen.print(f"{self._what} …", markup=False)
+            self._screen.print(f"{self._label} …", markup=False)
         else:
             self._live.start(refresh=True)
 
-    def tell(self, more: str) -> None:
-        self._spinner.update(text=f"{self._what}: {more} …")
+    def update(self, more: str) -> None:
+        self._spinner.update(text=f"{self._label}: {more} …")
 
     def end(self) -> None:
         self._live.stop()
 
 
-def share(done: int, total: int, noun: str = "events") -> str:
+def format_progress(done: int, total: int, noun: str = "events") -> str:
     return f"{done:,} of {total:,} {noun}"
 
 
@@ -313,7 +313,7 @@ class Printer:
 
     def __init__(self) -> None:
         self._texts: list[str] = []
-        self._given: SimpleQueue[bytes] = SimpleQueue()
+        self._queue: SimpleQueue[bytes] = SimpleQueue()
         self._idle = asyncio.Event()
         self._idle.set()
         self._problem: OSError | None = None
@@ -330,37 +330,37 @@ class Printer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), PRINTER_FLUSH_SECONDS)
 
-    def put(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self._texts.append(text)
         if self._idle.is_set():
             self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            asyncio.get_running_loop().call_soon(self._start_write)
 
     @property
     def is_full(self) -> bool:
         """Whether `room` would not return at once."""
         return len(self._texts) >= MOST_UNWRITTEN or self._problem is not None
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait while too much is unwritten. Raises OutputLost if it cannot be written."""
         if len(self._texts) >= MOST_UNWRITTEN:
             await self._idle.wait()
         if self._problem is not None:
             raise OutputLost(self._problem)
 
-    def _hand_over(self) -> None:
+    def _start_write(self) -> None:
         text, self._texts = "".join(self._texts), []
-        self._given.put(text.encode(sys.stdout.encoding, "backslashreplace"))
+        self._queue.put(text.encode(sys.stdout.encoding, "backslashreplace"))
 
-    def _written(self) -> None:
+    def _write_all(self) -> None:
         if self._texts:
-            self._hand_over()
+            self._start_write()
         else:
             self._idle.set()
 
     def _write(self, file: int, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            text = self._given.get()
+            text = self._queue.get()
             try:
                 if self._problem is None:
                     _write_all(file, text)
@@ -368,7 +368,7 @@ class Printer:
                 self._problem = error
             with suppress(RuntimeError):
                 # The loop may be closed by now.
-                loop.call_soon_threadsafe(self._written)
+                loop.call_soon_threadsafe(self._write_all)
 
 
 def _write_all(file: int, text: bytes) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from halter.cli.command import JsonOption, StoreOption, Typed, command, demand_person, fail, group, run_with_app
+from halter.cli.command import JsonOption, StoreOption, Typed, command, fail, group, require_person, run_with_app
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, say
+from halter.cli.output import answer_json, print_sentence
 from halter.cli.talk import AGENT_FILE, open_agent_context
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
@@ -55,13 +55,13 @@ def run(
     async def job(app: Runtime) -> tuple[SessionRow, bool]:
         from halter.runtime.triggers import attend_run_here, run_now
 
-        demand_person(app, "run a trigger by hand")
+        require_person(app, "run a trigger by hand")
         async with open_agent_context(app, folder) as context:
             if context.agent.policy.name != name:
                 fail(f"{folder} is the folder of {context.agent.policy.name}, not of {name}.", EXIT_USAGE)
             session = await run_now(context, folder, own, file)
             if not as_json:
-                say(f"Session {session}", at_once=True)
+                print_sentence(f"Session {session}", at_once=True)
             here = await attend_run_here(context, folder, session)
             (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
             return row, here
@@ -70,9 +70,11 @@ def run(
     if as_json:
         answer_json(row)
     elif not here:
-        say("Another process has taken it up: look at halter sessions.")
+        print_sentence("Another process has taken it up: look at halter sessions.")
     else:
-        say(f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}")
+        print_sentence(
+            f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}"
+        )
     if row.ended_at is not None and row.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
 

@@ -13,17 +13,17 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
-    demand_person,
-    demand_readable_name,
     fail,
     make_desk,
+    require_person,
+    require_readable_name,
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
 from halter.cli.output import (
     answer_json,
+    print_sentence,
     render_sentence,
-    say,
     warn,
 )
 from halter.cli.terminal import Printer
@@ -37,7 +37,7 @@ from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, r
 from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from halter.operations.control import Switched
+    from halter.operations.control import SwitchResult
     from halter.runtime.supervisor import Serve
 
 AGENT_FILE: Final = "agent.yaml"
@@ -92,7 +92,7 @@ async def _up(app: Runtime, folders: list[Path], host: str, port: int, *, as_jso
     async with Printer() as printer:
         shows = FeedPrinter(printer, app.clock, as_json=as_json)
         if not as_json:
-            printer.put(render_sentence(HOW_TO_STOP))
+            printer.write(render_sentence(HOW_TO_STOP))
         running = run_and_show(app, folders, make_bus(app), shows, lambda hooks: serve_hooks(hooks, host, port))
         await run_together([lambda: running, lambda: serve_channels(app, partial(shows.report, "channels"))])
 
@@ -113,21 +113,21 @@ async def run_and_show(
     store = app.patient()
     seen = dict(await read_stream_heads(store))
     runs = FleetRunner(
-        app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, mode=make_embedded_mode(kind))
+        app, lambda app: Supervisor(app, shows.report, bus.publish_live, serve=serve, mode=make_embedded_mode(kind))
     )
 
-    def wanted(stream: StreamId) -> bool:
+    def is_wanted(stream: StreamId) -> bool:
         name, _, number = (session_of(stream) or "").rpartition("-")
         agent = stream.removeprefix("trigger:").partition("/")[0] if stream.startswith("trigger:") else ""
-        ours = number.isdecimal() and (runs.has(name) or runs.has(name.partition(".")[0]))
-        return ours or runs.has(agent)
+        ours = number.isdecimal() and (runs.runs(name) or runs.runs(name.partition(".")[0]))
+        return ours or runs.runs(agent)
 
-    acts = [lambda: runs.run(folders), lambda: shows.follow(_each_alone(bus.listen(seen, wanted)))]
-    with trace_agents(app, store, lambda told: shows.report("traces", told), runs.has, seen) as tracing:
+    acts = [lambda: runs.run(folders), lambda: shows.follow(_as_singletons(bus.listen(seen, is_wanted)))]
+    with trace_agents(app, store, lambda sentence: shows.report("traces", sentence), runs.runs, seen) as tracing:
         await run_together([*acts, *tracing])
 
 
-async def _each_alone(items: AsyncGenerator[FeedItem]) -> AsyncGenerator[Sequence[FeedItem]]:
+async def _as_singletons(items: AsyncGenerator[FeedItem]) -> AsyncGenerator[Sequence[FeedItem]]:
     async with aclosing(items):
         async for item in items:
             yield (item,)
@@ -146,9 +146,9 @@ class FeedPrinter:
         """Show a sentence about an agent; without one, about an unusable folder or store."""
         now = self._clock.now()
         if self._as_json:
-            self._put_json([{"name": "told", "at": now, "agent": agent, "sentence": sentence}])
+            self._print_json([{"name": "told", "at": now, "agent": agent, "sentence": sentence}])
         elif agent:
-            self._put(StyledLine(self._view.placed(now, agent, sentence)))
+            self._print_line(StyledLine(self._view.place(now, agent, sentence)))
         else:
             warn(sentence, "red")
 
@@ -157,31 +157,33 @@ class FeedPrinter:
         async with aclosing(news):
             async for items in news:
                 if self._as_json:
-                    self._put_json(map(serialize_feed_item, items))
+                    self._print_json(map(serialize_feed_item, items))
                 else:
                     for item in items:
                         self._show(item)
                 if self._printer.is_full:
-                    await self._printer.room()
+                    await self._printer.wait_for_space()
 
     def _show(self, item: FeedItem) -> None:
         """Show an event; live words and readings would be too many."""
         match item:
             case FeedEvent():
-                self._put(self._view.line(item.stored))
+                self._print_line(self._view.line(item.stored))
             case FeedGap() if item.events:
                 sessions = sorted({session_of(stream) or stream for stream in item.lost})
                 count = format_count(item.events, "event")
-                self._put(StyledLine(f"{count} of {join_names(sessions)} missed: see halter show.", WARNING_STYLE))
+                self._print_line(
+                    StyledLine(f"{count} of {join_names(sessions)} missed: see halter show.", WARNING_STYLE)
+                )
             case FeedGap() | LiveUpdate():
                 pass
 
-    def _put_json(self, values: Iterable[Mapping[str, Any]]) -> None:
-        self._printer.put(encode_public_lines(values).decode())
+    def _print_json(self, values: Iterable[Mapping[str, Any]]) -> None:
+        self._printer.write(encode_public_lines(values).decode())
 
-    def _put(self, line: StyledLine | None) -> None:
+    def _print_line(self, line: StyledLine | None) -> None:
         if line is not None:
-            self._printer.put(render_sentence(line.text, line.style))
+            self._printer.write(render_sentence(line.text, line.style))
 
 
 def on(
@@ -193,10 +195,10 @@ def on(
     alone, and with messages, webhooks and watched folders.
     """
 
-    async def job(app: Runtime) -> "tuple[Switched, Mapping[str, Decimal | None]]":
+    async def job(app: Runtime) -> "tuple[SwitchResult, Mapping[str, Decimal | None]]":
         from halter.operations.control import switch
 
-        demand_person(app, "switch an agent on")
+        require_person(app, "switch an agent on")
         name = await _resolve_agent_name(app, agent)
         costs = await _describe_costs(app, Path(agent), name, as_json=as_json)
         return await switch(make_desk(app), name, on=True, reason=reason), costs
@@ -218,8 +220,8 @@ async def _describe_costs(app: Runtime, folder: Path, name: str, *, as_json: boo
     if agent.policy.name != name:
         return {}
     found = await forecast_spending(app.store, agent, folder, app.environ, app.clock.now())
-    for sentence in () if as_json else (await describe_spending_limits(app, agent.policy), *found.told()):
-        say(sentence, at_once=True)
+    for sentence in () if as_json else (await describe_spending_limits(app, agent.policy), *found.describe()):
+        print_sentence(sentence, at_once=True)
     return found.amounts()
 
 
@@ -231,7 +233,7 @@ def off(
     It works from anywhere that reaches the store, whichever process runs the agent, and also if its file is broken.
     """
 
-    async def job(app: Runtime) -> "Switched":
+    async def job(app: Runtime) -> "SwitchResult":
         from halter.operations.control import switch
 
         return await switch(make_desk(app), await _resolve_agent_name(app, agent), on=False, reason=reason)
@@ -240,11 +242,11 @@ def off(
     _show_switched(done, {"stopped": done.stopped} if as_json else None)
 
 
-def _show_switched(done: "Switched", more: Mapping[str, Any] | None) -> None:
+def _show_switched(done: "SwitchResult", more: Mapping[str, Any] | None) -> None:
     if more is not None:
         answer_json({"agent": done.subject, "on": done.on, "known": done.known, **more})
         return
-    say(done.sentence)
+    print_sentence(done.sentence)
 
 
 async def _resolve_agent_name(app: Runtime, agent: str) -> str:
@@ -252,11 +254,11 @@ async def _resolve_agent_name(app: Runtime, agent: str) -> str:
 
     A known name wins over a folder of that name: an agent can be switched off even if its file is broken.
     """
-    demand_readable_name(agent, "an agent")
-    from halter.operations.control import known_agents, refuse_unknown_agent
+    require_readable_name(agent, "an agent")
+    from halter.operations.control import list_known_agents, reject_unknown_agent
 
-    known = await known_agents(make_desk(app))
-    return agent if agent in known else _name(agent) or refuse_unknown_agent(agent, known)
+    known = await list_known_agents(make_desk(app))
+    return agent if agent in known else _name(agent) or reject_unknown_agent(agent, known)
 
 
 def _name(agent: str) -> str:

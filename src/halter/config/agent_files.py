@@ -50,7 +50,7 @@ INSTRUCTIONS: Final = "AGENTS.md"
 
 class AgentFile(msgspec.Struct, frozen=True):
     spec: AgentSpec
-    places: SourceMap = SourceMap(AGENT_FILE)
+    source_map: SourceMap = SourceMap(AGENT_FILE)
 
 
 def read_agent(path: Path, shown: str | None = None) -> AgentFile:
@@ -59,17 +59,17 @@ def read_agent(path: Path, shown: str | None = None) -> AgentFile:
 
 def parse_agent(document: Document) -> AgentFile:
     spec = decode_document(document, AgentSpec)
-    return AgentFile(replace(spec, limits=_with_guardrails(spec, document.places)), document.places)
+    return AgentFile(replace(spec, limits=_merge_guardrails(spec, document.source_map)), document.source_map)
 
 
-def _with_guardrails(spec: AgentSpec, places: SourceMap) -> Limits:
+def _merge_guardrails(spec: AgentSpec, source_map: SourceMap) -> Limits:
     """Merge `guardrails` into `limits`: two spellings of one section."""
     written = {key: word for key, word in asdict(spec.guardrails).items() if word is not UNSET}
     for key in written:
         if getattr(spec.limits, key) is not UNSET:
-            there = places.at(("limits", key))
+            there = source_map.at(("limits", key))
             sentence = f"`guardrails.{key}` stands in {there} already, as `limits.{key}`; keep one of them."
-            raise places.wrong(("guardrails", key), sentence)
+            raise source_map.error_at(("guardrails", key), sentence)
     return replace(spec.limits, **written)
 
 
@@ -146,31 +146,29 @@ def read_skills(folder: Path) -> dict[str, Skill]:
     return found
 
 
-def read_skill(folder: Path, place: Path) -> Skill:
-    file = place / SKILL_FILE
+def read_skill(folder: Path, path: Path) -> Skill:
+    file = path / SKILL_FILE
     try:
         data = read_beside(folder, str(file.relative_to(folder)))
         text = None if data is None else decode_file_text(data)
     except UnusableFile as why:
         raise ConfigError(f"{file} {why}.") from None
     if text is None:
-        raise ConfigError(
-            f"{place} has no {SKILL_FILE}: write one that says what the skill does, or remove the folder."
-        )
+        raise ConfigError(f"{path} has no {SKILL_FILE}: write one that says what the skill does, or remove the folder.")
     head, body = _split_front_matter(text)
     values = _head(head, str(file))
-    name, description = values.get("name", place.name), values.get("description", "")
+    name, description = values.get("name", path.name), values.get("description", "")
     if not isinstance(name, str) or not isinstance(description, str) or not name.strip():
         raise ConfigError(f"{file}: `name` and `description` must be text.")
     if not body.strip():
         raise ConfigError(f"{file} has no text below its front matter: write the instructions.")
-    scripts = dict(_read_scripts(place, name.strip(), values.get("scripts", {})))
-    return Skill(name.strip(), shorten(description.strip(), 1000), body.strip(), scripts, str(place))
+    scripts = dict(_read_scripts(path, name.strip(), values.get("scripts", {})))
+    return Skill(name.strip(), shorten(description.strip(), 1000), body.strip(), scripts, str(path))
 
 
-def _read_scripts(place: Path, skill: str, written: Any) -> Iterator[tuple[str, SkillScript]]:
+def _read_scripts(path: Path, skill: str, written: Any) -> Iterator[tuple[str, SkillScript]]:
     """Read the programs that a skill declares, by the name of the tool that each becomes."""
-    file = place / SKILL_FILE
+    file = path / SKILL_FILE
     if not isinstance(written, dict):
         raise ConfigError(f"{file}: `scripts` is {describe_value(written)}, but must be a mapping of names to scripts.")
     for key, value in cast("dict[Any, Any]", written).items():
@@ -182,17 +180,17 @@ def _read_scripts(place: Path, skill: str, written: Any) -> Iterator[tuple[str, 
         name = f"{skill}_{key}"
         if not _TOOL_NAME.fullmatch(name):
             raise ConfigError(f"{where} would be the tool {name!r}: use letters, digits, - and _ in both names.")
-        _check_script_file(place, script.file, where)
+        _check_script_file(path, script.file, where)
         yield name, script
 
 
-def _check_script_file(place: Path, name: str, where: str) -> None:
+def _check_script_file(path: Path, name: str, where: str) -> None:
     """Refuse a script that is no file of the skill's own folder, or that nothing could run."""
-    file = place / name
-    if not resolve_links(file).is_relative_to(place.resolve()):
+    file = path / name
+    if not resolve_links(file).is_relative_to(path.resolve()):
         raise ConfigError(f"{where} names {name}, which lies outside of the skill's folder: move it there.")
     if not file.is_file():
-        raise ConfigError(f"{where} names {name}, and there is no such file in {place}.")
+        raise ConfigError(f"{where} names {name}, and there is no such file in {path}.")
     if file.suffix not in SCRIPT_RUNNERS and not os.access(file, os.X_OK):
         raise ConfigError(f"{where}: {name} cannot be run. Make it executable (chmod +x), or a .py or .sh file.")
 
@@ -228,89 +226,91 @@ def read_playbook(path: Path, shown: str | None = None) -> Playbook:
 
 
 def parse_playbook(document: Document) -> Playbook:
-    places = document.places
+    source_map = document.source_map
     above, value, cap = _steps(document)
     if not isinstance(value, list) or not value:
-        raise places.wrong(
+        raise source_map.error_at(
             above, f"a playbook is a list of steps, each with a `call`, but this is {describe_value(value)}."
         )
     written = cast("list[Any]", value)
     if len(written) > MAX_STEPS:
-        raise places.wrong((*above, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
+        raise source_map.error_at((*above, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
     steps: list[Step] = []
     inputs: dict[str, None] = {}
     for index, step in enumerate(written):
-        steps.append(_step(step, places, (*above, index), [done.name for done in steps if done.name]))
+        steps.append(_step(step, source_map, (*above, index), [done.name for done in steps if done.name]))
         inputs |= dict.fromkeys(found.name for found in _list_references(step.get("with")) if found.source == "inputs")
-    return Playbook(tuple(steps), places.file, tuple(inputs), cap)
+    return Playbook(tuple(steps), source_map.file, tuple(inputs), cap)
 
 
 def _steps(document: Document) -> tuple[KeyPath, Any, int | None]:
     whole: Any = document.value
     if not isinstance(whole, dict) or "steps" not in whole:
         return (), cast("Any", whole), None
-    value, places = cast("dict[str, Any]", whole), document.places
+    value, source_map = cast("dict[str, Any]", whole), document.source_map
     for key in value:
         if key not in _BESIDE:
-            raise places.wrong(
+            raise source_map.error_at(
                 (key,), f"`{shorten(key)}` is unknown; {suggest_nearest(key, _BESIDE, 'the keys of a playbook')}"
             )
     cap = value.get("max_cost_usd")
     if cap is None:
         return ("steps",), value["steps"], None
     if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < MOST_DOLLARS:
-        raise places.wrong(
+        raise source_map.error_at(
             ("max_cost_usd",), f"`max_cost_usd` is {describe_value(cap)}, but must be an amount, as in 0.50."
         )
     return ("steps",), value["steps"], usd_to_micros(cap)
 
 
-def _step(value: Any, places: SourceMap, path: KeyPath, earlier: list[str]) -> Step:
-    step = _check_step(value, places, path)
+def _step(value: Any, source_map: SourceMap, path: KeyPath, earlier: list[str]) -> Step:
+    step = _check_step(value, source_map, path)
     name, arguments = step.get("as", ""), step.get("with", {})
     if "as" in step and not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise places.wrong(
+        raise source_map.error_at(
             (*path, "as"), f"`as` is {describe_value(name)}, but must be a name of letters, digits, - and _."
         )
     if name in earlier:
-        raise places.wrong((*path, "as"), f"an earlier step is called `{name}` already; choose another name.")
+        raise source_map.error_at((*path, "as"), f"an earlier step is called `{name}` already; choose another name.")
     if not isinstance(arguments, dict):
-        raise places.wrong(
+        raise source_map.error_at(
             (*path, "with"), f"`with` is {describe_value(arguments)}, but must be a mapping of arguments."
         )
     for at, text in list_texts(cast("dict[str, Any]", arguments), (*path, "with")):
         for body in REFERENCE_PATTERN.findall(text):
-            _check_reference(body, places, at, earlier)
-    line = places.lines.get(path, 0)
+            _check_reference(body, source_map, at, earlier)
+    line = source_map.lines.get(path, 0)
     return Step(step["call"], json.dumps(arguments, separators=(",", ":")).encode(), name, line)
 
 
-def _check_step(value: Any, places: SourceMap, path: KeyPath) -> dict[str, Any]:
+def _check_step(value: Any, source_map: SourceMap, path: KeyPath) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise places.wrong(path, f"a step is a mapping with a `call`, but this is {describe_value(value)}.")
+        raise source_map.error_at(path, f"a step is a mapping with a `call`, but this is {describe_value(value)}.")
     step = cast("dict[str, Any]", value)
     if "skill" in step:
-        raise places.wrong((*path, "skill"), "steps with a `skill` are not supported by this version; write a `call`.")
+        raise source_map.error_at(
+            (*path, "skill"), "steps with a `skill` are not supported by this version; write a `call`."
+        )
     for key in step:
         if key not in _KEYS:
-            raise places.wrong(
+            raise source_map.error_at(
                 (*path, key), f"`{key}` is not a key of a step; {suggest_nearest(key, _KEYS, 'its keys')}"
             )
     call = step.get("call")
     if not isinstance(call, str) or not call:
-        raise places.wrong((*path, "call"), "a step needs a `call` that names a tool.")
+        raise source_map.error_at((*path, "call"), "a step needs a `call` that names a tool.")
     return step
 
 
-def _check_reference(body: str, places: SourceMap, path: KeyPath, earlier: list[str]) -> None:
+def _check_reference(body: str, source_map: SourceMap, path: KeyPath, earlier: list[str]) -> None:
     if body.startswith("secret:"):
         return
     found = parse_reference(body)
     if found is None:
-        raise places.wrong(path, f"`${{{shorten(body)}}}` is not a reference; {_FORMS}.")
+        raise source_map.error_at(path, f"`${{{shorten(body)}}}` is not a reference; {_FORMS}.")
     if found.source != "inputs" and found.name not in earlier:
         hint = suggest_nearest(found.name, earlier, "the steps named before it")
-        raise places.wrong(path, f"`${{{body}}}` refers to no earlier step; {hint}")
+        raise source_map.error_at(path, f"`${{{body}}}` refers to no earlier step; {hint}")
 
 
 def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -338,11 +338,11 @@ _NAME_LINE: Final = re.compile(
 _HEAD: Final = 20_000
 
 
-def find_neighbour_agents(place: Path | None) -> Mapping[str, Path]:
+def find_neighbour_agents(path: Path | None) -> Mapping[str, Path]:
     """Finds the agents in the folders beside an agent's own, by the names in their files. Runs none of their code."""
-    if place is None:
+    if path is None:
         return {}
-    own, found = place.resolve(), dict[str, Path]()
+    own, found = path.resolve(), dict[str, Path]()
     for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")):
         try:
             with file.open(encoding="utf-8", errors="replace") as text:

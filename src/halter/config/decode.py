@@ -94,10 +94,10 @@ def _dollars(value: Any) -> int:
 
 
 def _rate(value: Any) -> int:
-    found = re.fullmatch(_RATE, value) if isinstance(value, str) else None
-    if found is None:
+    match = re.fullmatch(_RATE, value) if isinstance(value, str) else None
+    if match is None:
         raise UnfitValue
-    return int(found[1])
+    return int(match[1])
 
 
 def _or_none(read: Callable[[Any], int]) -> Callable[[Any], int | None]:
@@ -150,10 +150,10 @@ def _read_model_name(value: Any) -> str:
     try:
         return _ALONE.get(value) or str(ModelName.parse(value))
     except ValueError:
-        raise UnfitValue(_with_provider(value)) from None
+        raise UnfitValue(_require_provider(value)) from None
 
 
-def _with_provider(value: str) -> str:
+def _require_provider(value: str) -> str:
     if not re.fullmatch(_BARE_MODEL, value):
         return ""
     return f"write its provider before it, as in openai:{value} or ollama:{value}"
@@ -169,10 +169,10 @@ def _window(value: Any) -> int:
 
 def _url(value: Any) -> str:
     """Read a base URL. Credentials, queries and fragments are refused."""
-    return _demand_usable(_make_pattern_reader(_URL)(value)).rstrip("/")
+    return _require_usable(_make_pattern_reader(_URL)(value)).rstrip("/")
 
 
-def _demand_usable(address: str) -> str:
+def _require_usable(address: str) -> str:
     try:
         parts = urlsplit(address)
         usable = bool(parts.hostname) and parts.port != 0
@@ -185,7 +185,7 @@ def _demand_usable(address: str) -> str:
 
 def _address(value: Any) -> str:
     """Read the URL of a sensor or a webhook, query included."""
-    return _demand_usable(_make_pattern_reader(_ADDRESS)(value))
+    return _require_usable(_make_pattern_reader(_ADDRESS)(value))
 
 
 def _header(value: Any) -> str:
@@ -271,7 +271,7 @@ _describe_type = cache(inspect.type_info)
 
 
 def decode_document(document: Document, kind: type[T]) -> T:
-    return cast("T", _Reader(document.places).read(_describe_type(kind), document.value, ()))
+    return cast("T", _Reader(document.source_map).read(_describe_type(kind), document.value, ()))
 
 
 def name_written_form(kind: inspect.Type) -> str:
@@ -304,12 +304,12 @@ def value_or_default(word: T | UnsetType, otherwise: T) -> T:
 
 
 class _Reader:
-    def __init__(self, places: SourceMap) -> None:
-        self._places = places
+    def __init__(self, source_map: SourceMap) -> None:
+        self._source_map = source_map
 
     def read(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
         if word := name_written_form(kind):
-            return self._word(word, value, path)
+            return self._read_word(word, value, path)
         match kind:
             case inspect.Metadata():
                 if is_hidden(kind):
@@ -321,7 +321,7 @@ class _Reader:
                 return self._free(kind, self._mapping(value, path), path)
             case inspect.VarTupleType():
                 if not isinstance(value, list):
-                    raise self._wrong(value, "a list, as in [one, two]", path)
+                    raise self._make_error(value, "a list, as in [one, two]", path)
                 items = cast("list[Any]", value)
                 return tuple(self.read(kind.item_type, item, (*path, index)) for index, item in enumerate(items))
             case inspect.UnionType():
@@ -330,32 +330,32 @@ class _Reader:
                 if value not in kind.values:
                     sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its values"
                     hint = suggest_nearest(str(value), [str(word) for word in kind.values], "they")
-                    raise self._places.wrong(path, f"{sentence}; {hint}")
+                    raise self._source_map.error_at(path, f"{sentence}; {hint}")
                 return value
             case inspect.AnyType():
                 return value
             case _:
                 return self._leaf(kind, value, path)
 
-    def _wrong(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
+    def _make_error(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
         if hidden and value is not None:
             sentence = f"`{format_key_path(path)}` must be {expected}; the value is something else."
-            return self._places.wrong(path, sentence)
+            return self._source_map.error_at(path, sentence)
         subject = f"`{format_key_path(path)}` is" if path else "the file is"
-        return self._places.wrong(path, f"{subject} {describe_value(value)}, but must be {expected}.")
+        return self._source_map.error_at(path, f"{subject} {describe_value(value)}, but must be {expected}.")
 
-    def _word(self, word: str, value: Any, path: KeyPath) -> Any:
+    def _read_word(self, word: str, value: Any, path: KeyPath) -> Any:
         try:
             return SCALAR_FORMS[word].read(value)
         except UnfitValue as unfit:
             hint = f"; {unfit}" if str(unfit) else ""
-            raise self._wrong(
+            raise self._make_error(
                 value, f"{SCALAR_FORMS[word].expected}{hint}", path, hidden=SCALAR_FORMS[word].secret
             ) from None
 
     def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._wrong(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
+            raise self._make_error(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
         return cast("dict[str, Any]", value)
 
     def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:
@@ -368,12 +368,12 @@ class _Reader:
             read[fields[name].name] = self.read(fields[name].type, value[key], (*path, key))
         for name, field in fields.items():
             if field.required and name not in written:
-                place = f"`{format_key_path(path)}`" if path else self._places.file
-                raise self._places.wrong(path, f"`{name}` is missing from {place}; write it.")
+                place = f"`{format_key_path(path)}`" if path else self._source_map.file
+                raise self._source_map.error_at(path, f"`{name}` is missing from {place}; write it.")
         try:
             return kind.cls(**read)
         except ValueError as error:
-            raise self._places.wrong(path, str(error)) from None
+            raise self._source_map.error_at(path, str(error)) from None
 
     def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
         """Map the fields' own names to the names in the file."""
@@ -382,20 +382,20 @@ class _Reader:
         for key in value:
             name = also.get(key, key)
             if name in names:
-                raise self._places.wrong(
+                raise self._source_map.error_at(
                     (*path, key), f"`{key}` and `{names[name]}` are two names of one key; keep one of them."
                 )
             names[name] = key
         return names
 
     def _unknown(self, key: str, known: Sequence[str], path: KeyPath) -> Exception:
-        place = f"`{format_key_path(path)}`" if path else self._places.file
+        place = f"`{format_key_path(path)}`" if path else self._source_map.file
         sentence = f"`{key}` is not a key of {place}; {suggest_nearest(key, known, 'its keys')}"
-        return self._places.wrong((*path, key), sentence)
+        return self._source_map.error_at((*path, key), sentence)
 
     def _free(self, kind: inspect.DictType, value: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         if kind.min_length and len(value) < kind.min_length:
-            raise self._wrong(None, "a mapping with at least one key", path)
+            raise self._make_error(None, "a mapping with at least one key", path)
         return {
             self._free_key(kind.key_type, key, path): self.read(kind.value_type, item, (*path, key))
             for key, item in value.items()
@@ -419,7 +419,7 @@ class _Reader:
             case inspect.DecimalType(), int() | float() if not isinstance(value, bool):
                 return Decimal(str(value))
             case _:
-                raise self._wrong(value, _expected(kind), path)
+                raise self._make_error(value, _describe_expected(kind), path)
 
 
 def _is_within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
@@ -428,7 +428,7 @@ def _is_within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
     return least <= value <= most
 
 
-def _expected(kind: inspect.Type) -> str:
+def _describe_expected(kind: inspect.Type) -> str:
     match kind:
         case inspect.BoolType():
             return "true or false"
@@ -469,14 +469,14 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def fleet_schema() -> dict[str, Any]:
-    return _titled_schema("halter.yaml", FleetSpec)
+    return _make_titled_schema("halter.yaml", FleetSpec)
 
 
 def agent_schema() -> dict[str, Any]:
-    return _titled_schema("agent.yaml", AgentSpec)
+    return _make_titled_schema("agent.yaml", AgentSpec)
 
 
-def _titled_schema(title: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _make_titled_schema(title: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **_schema(inspect.type_info(kind))}
 
 

@@ -66,20 +66,20 @@ def read_servers(path: Path, environment: Mapping[str, str], shown: str | None =
 def parse_servers(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
     read = decode_document(document, McpFile)
     return tuple(
-        _Reader(document.places, name, environment).server(entry, folder) for name, entry in read.servers.items()
+        _Reader(document.source_map, name, environment).server(entry, folder) for name, entry in read.servers.items()
     )
 
 
 class _Reader:
-    def __init__(self, places: SourceMap, name: str, environment: Mapping[str, str]) -> None:
-        self._places = places
+    def __init__(self, source_map: SourceMap, name: str, environment: Mapping[str, str]) -> None:
+        self._source_map = source_map
         self._path: KeyPath = ("mcpServers", name)
         self._name = name
         self._environment = environment
 
     def server(self, entry: McpServerEntry, folder: Path) -> ToolServer:
         if _NAME.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
-            raise self._wrong(
+            raise self._make_error(
                 f"{self._name!r} is no name for a server: its tools are called SERVER__TOOL, so use up to 32 letters, "
                 "digits, - and _, beginning with a letter, without __ and without _ at the end."
             )
@@ -89,30 +89,30 @@ class _Reader:
             return ToolServer(
                 self._name,
                 command=self._program(entry),
-                args=tuple(self._filled(each, "args", place) for place, each in enumerate(entry.args)),
-                env=self._filled_all(entry.env, "env", _VARIABLE),
-                cwd=str(folder / self._filled(entry.cwd or ".", "cwd")),
+                args=tuple(self._expand(each, "args", place) for place, each in enumerate(entry.args)),
+                env=self._expand_all(entry.env, "env", _VARIABLE),
+                cwd=str(folder / self._expand(entry.cwd or ".", "cwd")),
                 start_timeout=limit,
             )
-        headers = self._filled_all(entry.headers, "headers", _HEADER)
+        headers = self._expand_all(entry.headers, "headers", _HEADER)
         return ToolServer(self._name, transport, url=self._address(entry), headers=headers, start_timeout=limit)
 
-    def _wrong(self, sentence: str, *keys: str | int) -> ConfigError:
-        return self._places.wrong((*self._path, *keys), sentence)
+    def _make_error(self, sentence: str, *keys: str | int) -> ConfigError:
+        return self._source_map.error_at((*self._path, *keys), sentence)
 
     def _transport(self, entry: McpServerEntry) -> Transport:
         transport = _transport_of(entry)
         foreign = _OF_ADDRESSES if transport == "stdio" else _OF_PROGRAMS
         needed = "command" if transport == "stdio" else "url"
         for key in foreign:
-            if (*self._path, key) in self._places.lines:
-                raise self._wrong(
+            if (*self._path, key) in self._source_map.lines:
+                raise self._make_error(
                     f"`{format_key_path((*self._path, key))}` does not belong to a server of type {transport}; "
                     "write either `command` with `args`, `env` and `cwd`, or `url` with `headers`.",
                     key,
                 )
         if getattr(entry, needed) is None:
-            raise self._wrong(
+            raise self._make_error(
                 f"`{format_key_path(self._path)}` has no `{needed}`; write `command` for a program to start, "
                 "or `url` for a server to ask."
             )
@@ -122,27 +122,27 @@ class _Reader:
         seconds = entry.startup_timeout_sec
         if not 0 < seconds <= LONGEST_START:
             key = format_key_path((*self._path, "startup_timeout_sec"))
-            raise self._wrong(f"`{key}` is {seconds:g}; write seconds, from 0.1 to 3600.", "startup_timeout_sec")
+            raise self._make_error(f"`{key}` is {seconds:g}; write seconds, from 0.1 to 3600.", "startup_timeout_sec")
         return round(seconds * SECOND)
 
     def _program(self, entry: McpServerEntry) -> str:
-        command = self._filled(entry.command or "", "command")
+        command = self._expand(entry.command or "", "command")
         if not command.strip():
-            raise self._wrong(
+            raise self._make_error(
                 f"`{format_key_path((*self._path, 'command'))}` is empty; name the program to start.", "command"
             )
         return command
 
     def _address(self, entry: McpServerEntry) -> str:
         """Check the URL. A password in it would show wherever the URL is shown."""
-        url = self._filled(entry.url or "", "url")
+        url = self._expand(entry.url or "", "url")
         try:
             parts = urlsplit(url)
             fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in parts.netloc
         except ValueError:
             fits = False
         if not fits or any(letter <= " " for letter in url):
-            raise self._wrong(
+            raise self._make_error(
                 f"`{format_key_path((*self._path, 'url'))}` is no address that can be asked; write one "
                 "that begins with "
                 "https:// or http://, and put names and passwords into `headers`.",
@@ -150,27 +150,27 @@ class _Reader:
             )
         return url
 
-    def _filled_all(self, written: Mapping[str, str], key: str, form: re.Pattern[str]) -> dict[str, str]:
+    def _expand_all(self, written: Mapping[str, str], key: str, form: re.Pattern[str]) -> dict[str, str]:
         for name in written:
             if form.fullmatch(name) is None:
-                raise self._wrong(
+                raise self._make_error(
                     f"`{format_key_path((*self._path, key))}` has the name {name!r}, which cannot be used.", key
                 )
-        return {name: self._filled(value, key, name) for name, value in written.items()}
+        return {name: self._expand(value, key, name) for name, value in written.items()}
 
-    def _filled(self, text: str, *keys: str | int) -> str:
+    def _expand(self, text: str, *keys: str | int) -> str:
         """Expand variables once: the text of a variable is not expanded again."""
         where = format_key_path((*self._path, *keys))
 
-        def fill(found: re.Match[str]) -> str:
-            name, default, secret = found.groups()
+        def fill(match: re.Match[str]) -> str:
+            name, default, secret = match.groups()
             if secret and keys[0] in {"env", "headers"}:
-                return found[0]
+                return match[0]
             if name is None:
-                raise self._wrong(f"`{where}` holds a `${{` that is no reference; {_FORMS}", *keys)
+                raise self._make_error(f"`{where}` holds a `${{` that is no reference; {_FORMS}", *keys)
             value = self._environment.get(name) or default
             if value is None:
-                raise self._wrong(
+                raise self._make_error(
                     f"`{where}` refers to ${{{name}}}, which is not set; set {name} in the environment, or write "
                     f"${{{name}:-default}}.",
                     *keys,
@@ -179,7 +179,7 @@ class _Reader:
 
         filled = _REFERENCE.sub(fill, text)
         if "\0" in filled or (keys[0] == "headers" and re.search(r"[\r\n]", filled)):
-            raise self._wrong(f"`{where}` holds a character that cannot be sent; remove it.", *keys)
+            raise self._make_error(f"`{where}` holds a character that cannot be sent; remove it.", *keys)
         return filled
 
 
@@ -201,7 +201,7 @@ def load_json(data: bytes, file: str) -> Document:
         raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
     try:
         text = data.decode("utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file} line {error.lineno}: this is not JSON: {error.msg}.") from None
     except UnicodeDecodeError as error:
@@ -210,18 +210,18 @@ def load_json(data: bytes, file: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}.") from None
     lines: dict[KeyPath, int] = {}
-    places = SourceMap(file, lines)
+    source_map = SourceMap(file, lines)
     for path, line in _lines(text):
         if len(path) > MAX_DEPTH:
-            raise places.wrong(path, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+            raise source_map.error_at(path, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
         if path in lines:
             sentence = f"`{format_key_path(path)}` was written in line {lines[path]} already; keep one of them."
             raise ConfigError(f"{file} line {line}: {sentence}")
         lines[path] = line
-    return Document(value, places)
+    return Document(value, source_map)
 
 
-def _refuse_constant(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 

@@ -47,9 +47,9 @@ class FleetConfig(msgspec.Struct, frozen=True):
     """
 
     spec: FleetSpec = FleetSpec()
-    places: SourceMap = SourceMap(FLEET_FILE)
-    said: Mapping[str, Any] = {}
-    beside: tuple[Policy, ...] = ()
+    source_map: SourceMap = SourceMap(FLEET_FILE)
+    raw: Mapping[str, Any] = {}
+    extra_policies: tuple[Policy, ...] = ()
     silent: Limits = Limits()
 
 
@@ -61,10 +61,12 @@ def parse_fleet(document: Document) -> FleetConfig:
     spec = decode_document(document, FleetSpec)
     for model in spec.models:
         if model.endswith("*"):
-            raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
+            raise document.source_map.error_at(
+                ("models", model), f"`{model}` is not one model; name each with its price."
+            )
     for path, sentence in (*_rate_mistakes(spec), *_sign_on_mistakes(spec), *list_channel_mistakes(spec.notify)):
-        raise document.places.wrong(path, sentence)
-    return FleetConfig(spec, document.places, document.value)
+        raise document.source_map.error_at(path, sentence)
+    return FleetConfig(spec, document.source_map, document.value)
 
 
 def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
@@ -154,20 +156,20 @@ class FilePair:
 
     def looser(self, path: KeyPath, written: str, bound: KeyPath, allowed: str) -> ConfigError:
         """The error for an agent that asks for more than the fleet allows."""
-        where = self.fleet.places.at(bound)
-        said = "" if bound in self.fleet.places.lines else ", which is the default"
-        return self.agent.places.wrong(
+        where = self.fleet.source_map.at(bound)
+        said = "" if bound in self.fleet.source_map.lines else ", which is the default"
+        return self.agent.source_map.error_at(
             path,
             f"`{format_key_path(path)}` is {written}, but {where} allows only {allowed} "
             f"(`{format_key_path(bound)}`{said}). "
-            f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.places.file}.",
+            f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.source_map.file}.",
         )
 
-    def _spelled(self, path: KeyPath) -> KeyPath:
+    def _resolve_alias(self, path: KeyPath) -> KeyPath:
         """Find the alias under which the agent's file has a limit."""
         other = next((name for name, own in Limits.ALSO.items() if own == path[-1]), None)
         spelled = (*path[:-1], other) if other else path
-        return spelled if spelled in self.agent.places.lines else path
+        return spelled if spelled in self.agent.source_map.lines else path
 
     def limits(self) -> Limits:
         """The lower of each limit; of a choice, the agent's."""
@@ -187,7 +189,7 @@ class FilePair:
         if bound is UNSET:
             return asked
         if bound != endless and (asked == endless or asked > bound):
-            path = self._spelled(("limits", key))
+            path = self._resolve_alias(("limits", key))
             raise self.looser(path, show(asked), ("agents", "limits", key), show(bound))
         return asked
 
@@ -224,15 +226,15 @@ class FilePair:
 
     def models(self) -> tuple[str, ...] | None:
         asked, bound = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
-        return self.within("allowed_models", asked, bound, ("allowed_models",))
+        return self.narrow_list("allowed_models", asked, bound, ("allowed_models",))
 
     def hosts(self) -> tuple[str, ...] | None:
         http = self.agent.spec.tools.http
         asked = UNSET if http is UNSET else http.hosts
-        hosts = self.within("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
+        hosts = self.narrow_list("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
         if http is not UNSET and not hosts:
             sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
-            raise self.agent.places.wrong(("tools", "http"), sentence)
+            raise self.agent.source_map.error_at(("tools", "http"), sentence)
         return hosts
 
     def provider_tools(self) -> tuple[ProviderTool, ...]:
@@ -243,13 +245,13 @@ class FilePair:
             raise self.looser(("provider_tools", "web_search"), "for all hosts", ("allowed_hosts",), listed)
         return tuple(ProviderTool(name, spec.max_uses) for name, spec in sorted(asked.items()))
 
-    def reached(self, path: KeyPath, address: str) -> None:
+    def check_host(self, path: KeyPath, address: str) -> None:
         """Check the host of a URL against the fleet's `allowed_hosts`; without a list every host is allowed."""
         host, bound = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
         if bound is not UNSET and not any(is_covered(word, bound) for word in (host, f"[{host}]")):
             raise self.looser(path, f"at `{host}`", ("allowed_hosts",), join_names(bound) or "nothing")
 
-    def within(
+    def narrow_list(
         self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath
     ) -> tuple[str, ...] | None:
         """The agent's list, all of which the fleet must allow; without one, the fleet's."""
@@ -262,7 +264,7 @@ class FilePair:
 
     def policies(self) -> tuple[Policy, ...]:
         """Check the agent's rules against every policy of the fleet; the agent's policy comes last."""
-        fleets = (self.fleet.spec.policy, *self.fleet.beside)
+        fleets = (self.fleet.spec.policy, *self.fleet.extra_policies)
         for ours in fleets:
             theirs, path = self.agent.spec.policy, ("policy",)
             self._rule(LevelRule(simulate=theirs.simulate), LevelRule(simulate=ours.simulate), UNLIMITED_RULE, path)

@@ -88,9 +88,9 @@ class BoundPolicy(msgspec.Struct, frozen=True):
         return tuple(each for each in self.differences if each.how in hows)
 
 
-def canonicalize_policy(said: Mapping[str, Any]) -> str:
+def canonicalize_policy(raw: Mapping[str, Any]) -> str:
     """Encode what a file says so that equal files have equal bytes."""
-    kept = {key: value for key, value in said.items() if key not in FILE_ONLY_KEYS}
+    kept = {key: value for key, value in raw.items() if key not in FILE_ONLY_KEYS}
     return msgspec.json.Encoder(order="sorted", decimal_format="number").encode(kept).decode()
 
 
@@ -99,14 +99,14 @@ def digest_policy(policy: str) -> str:
 
 
 def parse_stored_fleet(policy: str) -> FleetConfig:
-    said: dict[str, Any] = msgspec.json.decode(policy)
+    raw: dict[str, Any] = msgspec.json.decode(policy)
     try:
-        fleet = parse_fleet(Document(said, SourceMap(STORED_POLICY_NAME)))
+        fleet = parse_fleet(Document(raw, SourceMap(STORED_POLICY_NAME)))
     except ConfigError as error:
         raise ConfigError(
             f"{error} A newer Halter has adopted it: use that one, or adopt another policy with halter policy apply."
         ) from error
-    return msgspec.structs.replace(fleet, places=StoreSourceMap(STORED_POLICY_NAME, dict.fromkeys(_paths(said), 0)))
+    return msgspec.structs.replace(fleet, source_map=StoreSourceMap(STORED_POLICY_NAME, dict.fromkeys(_paths(raw), 0)))
 
 
 def _paths(value: Any, path: KeyPath = ()) -> Iterable[KeyPath]:
@@ -135,10 +135,10 @@ def merge_with_policy(stored: FleetConfig, written: FleetConfig | None) -> Bound
     spec = pair.specs(stored.spec, written.spec)
     stricter = frozenset(each.key for each in pair.differences if each.how == "stricter")
     places = StoreSourceMap(
-        STORED_POLICY_NAME, {**stored.places.lines, **written.places.lines}, written.places, stricter
+        STORED_POLICY_NAME, {**stored.source_map.lines, **written.source_map.lines}, written.source_map, stricter
     )
     beside = () if stored.spec.policy == written.spec.policy else (written.spec.policy,)
-    fleet = FleetConfig(spec, places, written.said, beside, Limits(**pair.silent))
+    fleet = FleetConfig(spec, places, written.raw, beside, Limits(**pair.silent))
     return BoundPolicy(fleet, tuple(pair.differences))
 
 
@@ -152,7 +152,7 @@ class _Pair:
 
     def specs(self, stored: FleetSpec, written: FleetSpec) -> FleetSpec:
         return FleetSpec(
-            zone=self.fixed(("zone",), stored.zone, written.zone),
+            zone=self.require_same(("zone",), stored.zone, written.zone),
             mode=self.lesser(("mode",), stored.mode, written.mode, MODES),
             observe=self.lesser(("observe",), stored.observe, written.observe, (False, True)),
             limits=self.fleet_limits(stored.limits, written.limits),
@@ -160,14 +160,14 @@ class _Pair:
                 stored.agents, limits=self.agent_limits(stored.agents.limits, written.agents.limits)
             ),
             policy=self.policy(stored.policy, written.policy),
-            allowed_models=self.within("allowed_models", stored.allowed_models, written.allowed_models),
-            allowed_hosts=self.within("allowed_hosts", stored.allowed_hosts, written.allowed_hosts),
-            allowed_secrets=self.within("allowed_secrets", stored.allowed_secrets, written.allowed_secrets),
+            allowed_models=self.narrow_list("allowed_models", stored.allowed_models, written.allowed_models),
+            allowed_hosts=self.narrow_list("allowed_hosts", stored.allowed_hosts, written.allowed_hosts),
+            allowed_secrets=self.narrow_list("allowed_secrets", stored.allowed_secrets, written.allowed_secrets),
             models=self.prices(stored.models, written.models),
             providers=self.providers(stored.providers, written.providers),
             rates=self.rates(stored.rates, written.rates),
             shell=self.shell(stored.shell, written.shell),
-            retention=self.fixed(
+            retention=self.require_same(
                 ("retention",),
                 value_or_default(stored.retention, None),
                 value_or_default(written.retention, None),
@@ -178,7 +178,7 @@ class _Pair:
             sign_on=written.sign_on,
         )
 
-    def fixed(self, path: KeyPath, stored: Any, written: Any, show: FormatPolicyValue = str) -> Any:
+    def require_same(self, path: KeyPath, stored: Any, written: Any, show: FormatPolicyValue = str) -> Any:
         if stored != written:
             self.note(path, "fixed", show(stored), show(written))
         return stored
@@ -208,8 +208,8 @@ class _Pair:
         ours, theirs = _rank(value_or_default(stored, default)), _rank(value_or_default(written, default))
         if ours == theirs:
             return stored
-        said = [_format_or_default(show, limit, default) for limit in (stored, written)]
-        self.note(path, "looser" if theirs > ours else "stricter", *said)
+        texts = [_format_or_default(show, limit, default) for limit in (stored, written)]
+        self.note(path, "looser" if theirs > ours else "stricter", *texts)
         return stored if ours < theirs else written
 
     def agent_limits(self, stored: Limits, written: Limits) -> Limits:
@@ -292,7 +292,7 @@ class _Pair:
         how: DifferenceKind = "stricter" if known and ranks[1] > ranks[0] else "looser"
         self.note(path, how, _format_word(stored.level), _format_word(written.level))
 
-    def within(
+    def narrow_list(
         self, key: str, stored: tuple[str, ...] | UnsetType, written: tuple[str, ...] | UnsetType
     ) -> tuple[str, ...] | UnsetType:
         if stored == written:
@@ -403,26 +403,26 @@ def _higher_price(one: Price, other: Price) -> Price:
     What has no price with one of them has none: then it is refused.
     """
 
-    def cached(key: str) -> Decimal:
-        return max(one.input if getattr(one, key) is None else getattr(one, key), _cached_price(other, key))
+    def find_cached_price(key: str) -> Decimal:
+        return max(one.input if getattr(one, key) is None else getattr(one, key), _find_cached_price(other, key))
 
-    def stated(key: str) -> Decimal | None:
+    def find_stated_price(key: str) -> Decimal | None:
         mine, theirs = getattr(one, key), getattr(other, key)
         return None if mine is None or theirs is None else max(mine, theirs)
 
     return Price(
         max(one.input, other.input),
         max(one.output, other.output),
-        cached("cache_read"),
-        cached("cache_write"),
-        stated("cache_write_1h"),
-        stated("web_searches"),
-        stated("audio"),
-        stated("code_executions"),
+        find_cached_price("cache_read"),
+        find_cached_price("cache_write"),
+        find_stated_price("cache_write_1h"),
+        find_stated_price("web_searches"),
+        find_stated_price("audio"),
+        find_stated_price("code_executions"),
     )
 
 
-def _cached_price(price: Price, key: str) -> Decimal:
+def _find_cached_price(price: Price, key: str) -> Decimal:
     figure: Decimal | None = getattr(price, key)
     return price.input if figure is None else figure
 

@@ -114,17 +114,17 @@ class ResolvedAgent(Struct, frozen=True, kw_only=True):
     """
 
     policy: ResolvedPolicy
-    mind: BrainSpec = field(default_factory=BrainSpec)
+    model_settings: BrainSpec = field(default_factory=BrainSpec)
     pacing: Pacing = field(default_factory=Pacing)
     tasks: Tasks = field(default_factory=Tasks)
     skills: Mapping[str, Skill] = {}
     playbooks: Mapping[str, Playbook] = {}
-    place: Path | None = None
+    source_folder: Path | None = None
     script_at: LocateValue = lambda _: "the agent"
     reflex_at: LocateValue = lambda _: "the agent"
 
     def models(self) -> Iterator[str]:
-        mind = self.mind
+        mind = self.model_settings
         yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
         yield from self.pacing.models()
         yield from self.tasks.review.judges
@@ -139,42 +139,42 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
 
     An agent of a program has no folder and no `AGENTS.md`; files that it names are relative to the working directory.
     """
-    both, here = FilePair(fleet, agent), folder or Path()
+    files, here = FilePair(fleet, agent), folder or Path()
     policy = resolve_policy(fleet, agent)
-    ours, theirs = both.fleet.spec.providers, both.agent.spec.providers
+    ours, theirs = files.fleet.spec.providers, files.agent.spec.providers
     for name, spec in theirs.items():
-        _check_provider(both, name, spec)
+        _check_provider(files, name, spec)
     providers: dict[str, Provider] = {}
     for name in (*ours, *(name for name in theirs if name not in ours)):
-        file = both.agent if name in theirs else both.fleet
+        file = files.agent if name in theirs else files.fleet
         said = (theirs.get(name, ProviderSpec()), ours.get(name, ProviderSpec()))
-        providers[name] = _provider(name, said, file.places)
-    _check_models(both, providers)
+        providers[name] = _provider(name, said, file.source_map)
+    _check_models(files, providers)
     script, script_at = _script(agent, here)
     reflex, reflex_at = _reflex(agent, here)
-    mind = _mind(both, providers, _instructions(agent.spec, folder))
-    pacing, tasks = _pacing(both), _tasks(both, folder)
+    mind = _resolve_model_settings(files, providers, _instructions(agent.spec, folder))
+    pacing, tasks = _pacing(files), _tasks(files, folder)
     return ResolvedAgent(
         policy=policy,
-        mind=replace(mind, script=script, reflex=reflex),
+        model_settings=replace(mind, script=script, reflex=reflex),
         pacing=pacing,
         tasks=tasks,
         skills={} if folder is None else read_skills(folder),
         playbooks={} if folder is None else _playbooks(folder, tasks),
-        place=folder,
+        source_folder=folder,
         script_at=script_at,
         reflex_at=reflex_at,
     )
 
 
 def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
-    both = FilePair(fleet, agent)
+    files = FilePair(fleet, agent)
     ours, theirs = fleet.spec, agent.spec
-    limits = both.limits()
+    limits = files.limits()
     return ResolvedPolicy(
         name=theirs.name,
-        mode=both.mode(),
-        observe=both.observe(),
+        mode=files.mode(),
+        observe=files.observe(),
         caps=_caps(limits, ours),
         on_cap=value_or_default(limits.on_cap, "wrap_up"),
         max_steps=value_or_default(limits.max_steps, MAX_STEPS),
@@ -182,14 +182,14 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
         min_output_tokens=value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS),
         reserve_tokens=value_or_default(limits.reserve_tokens, RESERVE_TOKENS),
         reserve_cost_fraction=value_or_default(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
-        policies=both.policies(),
+        policies=files.policies(),
         disabled=tuple(sorted({*ours.policy.disabled, *theirs.policy.disabled})),
-        approval_expiry=both.expiry(),
-        tools=both.tools(),
+        approval_expiry=files.expiry(),
+        tools=files.tools(),
         phases=resolve_phases(theirs.phases),
-        allowed_models=both.models(),
-        allowed_hosts=both.hosts(),
-        secrets=both.within("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
+        allowed_models=files.models(),
+        allowed_hosts=files.hosts(),
+        secrets=files.narrow_list("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
         prices={
             model: (FREE_PRICE if isinstance(spec.price, str) else spec.price) for model, spec in ours.models.items()
         },
@@ -204,7 +204,7 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
     known = {tool.name: tool for tool in tools}
     for path, name in list_named_tools(agent):
         if name not in known:
-            raise agent.places.wrong(
+            raise agent.source_map.error_at(
                 path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(known), 'the tools')}"
             )
     for name, asked in agent.spec.policy.tools.items():
@@ -217,7 +217,9 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
             if not kept:
                 path = ("policy", "tools", name, key)
                 words = f"{show(getattr(asked, key))}, but {show(getattr(holds, key))} holds for this tool"
-                raise agent.places.wrong(path, f"`{format_key_path(path)}` is {words}; an agent can only tighten it.")
+                raise agent.source_map.error_at(
+                    path, f"`{format_key_path(path)}` is {words}; an agent can only tighten it."
+                )
 
 
 def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
@@ -227,7 +229,7 @@ def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[s
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
     named += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
     return tuple(
-        f"{fleet.places.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, known, 'the tools')}"
+        f"{fleet.source_map.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, known, 'the tools')}"
         for path, name in named
         if name not in known
     )
@@ -269,17 +271,17 @@ def resolve_phases(phases: "PhasePlan | UnsetType") -> tuple[Phase, ...]:
     return tuple(Phase(name, None if isinstance(grants, str) else grants) for name, grants in phases.items())
 
 
-def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) -> BrainSpec:
-    spec, limits = both.agent.spec, both.limits()
-    most = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
+def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], instructions: str) -> BrainSpec:
+    spec, limits = files.agent.spec, files.limits()
+    limit = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
     least = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
     window = value_or_default(limits.context_window, 0)
-    if most < least:
-        sentence = f"no answer can be both: at most {most} tokens (`max_output_tokens`) and at least {least}"
-        raise _limit_error(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
-    if window and window <= most:
-        sentence = f"a window of {window} tokens has no room beside an answer of up to {most}"
-        raise _limit_error(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
+    if limit < least:
+        sentence = f"no answer can be both: at most {limit} tokens (`max_output_tokens`) and at least {least}"
+        raise _limit_error(files, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
+    if window and window <= limit:
+        sentence = f"a window of {window} tokens has no room beside an answer of up to {limit}"
+        raise _limit_error(files, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
     return BrainSpec(
         model=value_or_default(spec.model, ""),
         fallback_models=spec.fallback_models,
@@ -289,8 +291,8 @@ def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) 
         tool_calls=spec.tool_calls,
         temperature=value_or_default(spec.temperature, None),
         thinking=value_or_default(spec.thinking, None),
-        provider_tools=both.provider_tools(),
-        rates=read_model_rates(both.fleet),
+        provider_tools=files.provider_tools(),
+        rates=read_model_rates(files.fleet),
         **{key: word for key in _OF_LIMITS if (word := getattr(limits, key)) is not UNSET},
     )
 
@@ -316,26 +318,26 @@ def read_model_rates(fleet: FleetConfig) -> dict[str, RateLimit]:
     }
 
 
-def _limit_error(both: FilePair, key: str, sentence: str) -> ConfigError:
+def _limit_error(files: FilePair, key: str, sentence: str) -> ConfigError:
     """Locate a limit where it was written: by the agent, else by the fleet."""
-    if ("limits", key) in both.agent.places.lines:
-        return both.agent.places.wrong(("limits", key), sentence)
-    if ("agents", "limits", key) in both.fleet.places.lines:
-        return both.fleet.places.wrong(("agents", "limits", key), sentence)
-    return both.agent.places.wrong(("limits",), sentence)
+    if ("limits", key) in files.agent.source_map.lines:
+        return files.agent.source_map.error_at(("limits", key), sentence)
+    if ("agents", "limits", key) in files.fleet.source_map.lines:
+        return files.fleet.source_map.error_at(("agents", "limits", key), sentence)
+    return files.agent.source_map.error_at(("limits",), sentence)
 
 
-def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: SourceMap) -> Provider:
+def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], source_map: SourceMap) -> Provider:
     """Each key from the agent's file, else the fleet's, else the default."""
     path: KeyPath = ("providers", name)
     if name in _HERE:
-        raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
+        raise source_map.error_at(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
     theirs, ours = said
     usual = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
     base_url = value_or_default(theirs.base_url, value_or_default(ours.base_url, usual.base_url))
     if not base_url:
         sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address is not known; write it"
-        raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
+        raise source_map.error_at(path, f"{sentence}, as in http://localhost:8000/v1.")
     wire: WireFormat = value_or_default(theirs.wire, value_or_default(ours.wire, usual.wire))
     key, bills = (
         value_or_default(theirs.api_key, value_or_default(ours.api_key, "")),
@@ -346,48 +348,48 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
     cloud: CloudName | None = None if asked is UNSET else asked
     if cloud is not None:
         by_fleet = UNSET not in (ours.base_url, ours.credentials)
-        _check_cloud(cloud, base_url, key, (*path, "credentials"), places, by_fleet=by_fleet)
+        _check_cloud(cloud, base_url, key, (*path, "credentials"), source_map, by_fleet=by_fleet)
     return Provider(
         wire=wire, base_url=base_url, api_key=key, credentials=cloud, bills_errors=bills is True, prompt_cache=cache
     )
 
 
-def _check_cloud(cloud: CloudName, url: str, key: str, path: KeyPath, places: SourceMap, *, by_fleet: bool) -> None:
+def _check_cloud(cloud: CloudName, url: str, key: str, path: KeyPath, source_map: SourceMap, *, by_fleet: bool) -> None:
     """Credentials of a whole cloud are sent to its own hosts only, unless the fleet names the address."""
     if key:
         sentence = f"`{format_key_path(path)}` and `api_key` are both given; keep one of them."
-        raise places.wrong(path, sentence)
+        raise source_map.error_at(path, sentence)
     host = urlsplit(url).hostname or ""
     if not by_fleet and not (url.startswith("https://") and host.endswith(CLOUD_HOSTS[cloud])):
         hosts = join_names([f"*{each}" for each in CLOUD_HOSTS[cloud]])
         sentence = f"`{format_key_path(path)}` is `{cloud}`, whose credentials go to {hosts} alone, over https; name"
-        raise places.wrong(path, f"{sentence} such an address, or describe the provider in halter.yaml.")
+        raise source_map.error_at(path, f"{sentence} such an address, or describe the provider in halter.yaml.")
 
 
-def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:
+def _check_provider(files: FilePair, name: str, asked: ProviderSpec) -> None:
     """Refuse a URL, a key or a billing rule that the fleet reserves."""
-    fleet, path = both.fleet.spec, ("providers", name)
+    fleet, path = files.fleet.spec, ("providers", name)
     if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
-        raise both.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
+        raise files.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
     if asked.base_url is not UNSET:
-        _check_address(both, name, asked.base_url)
+        _check_address(files, name, asked.base_url)
     if asked.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
         for secret in find_secret_names(asked.api_key.encode()):
             if not is_covered(secret, fleet.allowed_secrets):
                 allowed = join_names(fleet.allowed_secrets) or "nothing"
-                raise both.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed)
+                raise files.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed)
 
 
-def _check_address(both: FilePair, name: str, base_url: str) -> None:
-    fleet, path = both.fleet.spec, ("providers", name, "base_url")
+def _check_address(files: FilePair, name: str, base_url: str) -> None:
+    fleet, path = files.fleet.spec, ("providers", name, "base_url")
     if name in fleet.providers:
         there = value_or_default(fleet.providers[name].base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
         if there != base_url:
-            raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
-    both.reached(path, base_url)
+            raise files.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
+    files.check_host(path, base_url)
 
 
-def _named_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
+def _list_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
     if spec.model is not UNSET:
         yield ("model",), spec.model
     yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
@@ -396,31 +398,31 @@ def _named_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
     yield from ((("review", "judges", index), model) for index, model in enumerate(spec.review.judges))
 
 
-def _check_models(both: FilePair, providers: Mapping[str, Provider]) -> None:
-    spec, places = both.agent.spec, both.agent.places
+def _check_models(files: FilePair, providers: Mapping[str, Provider]) -> None:
+    spec, source_map = files.agent.spec, files.agent.source_map
     if spec.fallback_models and spec.model is UNSET:
-        raise places.wrong(
+        raise source_map.error_at(
             ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
         )
     known = sorted({*KNOWN_PROVIDERS, *_HERE, *providers})
-    for path, model in _named_models(spec):
+    for path, model in _list_models(spec):
         provider = ModelName.parse(model).provider
         if provider not in known:
             hint = suggest_nearest(provider, known, "the known ones")
             sentence = f"`{format_key_path(path)}` is of an unknown provider `{provider}`: write it under `providers`"
-            raise places.wrong(path, f"{sentence}; {hint}")
-        _check_allowed(both, path, model)
+            raise source_map.error_at(path, f"{sentence}; {hint}")
+        _check_allowed(files, path, model)
 
 
-def _check_allowed(both: FilePair, path: KeyPath, model: str) -> None:
-    allowed = both.models()
+def _check_allowed(files: FilePair, path: KeyPath, model: str) -> None:
+    allowed = files.models()
     if allowed is None or is_covered(model, allowed):
         return
-    if both.agent.spec.allowed_models is UNSET:
-        raise both.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed) or "nothing")
-    there = both.agent.places.at(("allowed_models",))
+    if files.agent.spec.allowed_models is UNSET:
+        raise files.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed) or "nothing")
+    there = files.agent.source_map.at(("allowed_models",))
     sentence = f"`{format_key_path(path)}` is `{model}`, which is not among the `allowed_models` of {there}"
-    raise both.agent.places.wrong(path, f"{sentence}; add it there, or name another model.")
+    raise files.agent.source_map.error_at(path, f"{sentence}; add it there, or name another model.")
 
 
 def _instructions(spec: AgentSpec, folder: Path | None) -> str:
@@ -437,30 +439,30 @@ def _instructions(spec: AgentSpec, folder: Path | None) -> str:
 def _script(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
     name = agent.spec.script
     if name is UNSET:
-        _refuse_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
-        return (), agent.places.at
+        _reject_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
+        return (), agent.source_map.at
     return _read_list(agent, folder, "script", name)
 
 
 def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
     rules = agent.spec.reflex
     if rules is UNSET:
-        _refuse_empty_model(
+        _reject_empty_model(
             agent, REFLEX, "reflex", "write `reflex:` with a list of rules, or with the name of their file"
         )
-        return (), agent.places.at
+        return (), agent.source_map.at
     if isinstance(rules, str):
         return _read_list(agent, folder, "reflex", rules)
     if not rules:
-        raise agent.places.wrong(("reflex",), "`reflex` has no rules; write at least one.")
-    return rules, lambda path: agent.places.at(("reflex", *path))
+        raise agent.source_map.error_at(("reflex",), "`reflex` has no rules; write at least one.")
+    return rules, lambda path: agent.source_map.at(("reflex", *path))
 
 
-def _refuse_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) -> None:
-    for path, model in _named_models(agent.spec):
+def _reject_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) -> None:
+    for path, model in _list_models(agent.spec):
         if ModelName.parse(model).provider == provider:
             sentence = f"`{format_key_path(path)}` is `{provider}`, but there is no `{key}`"
-            raise agent.places.wrong(path, f"{sentence}; {remedy}.")
+            raise agent.source_map.error_at(path, f"{sentence}; {remedy}.")
 
 
 def _read_list(agent: AgentFile, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], LocateValue]:
@@ -474,28 +476,28 @@ def _read_list(agent: AgentFile, folder: Path, key: str, name: str) -> tuple[tup
     items: Any = document.value
     if not isinstance(items, list) or not items:
         what = "a list of replies" if key == "script" else "a list of rules"
-        raise document.places.wrong((), f"this must be {what}, but it is {describe_value(items or None)}.")
-    return tuple(cast("list[Any]", items)), document.places.at
+        raise document.source_map.error_at((), f"this must be {what}, but it is {describe_value(items or None)}.")
+    return tuple(cast("list[Any]", items)), document.source_map.at
 
 
 def _unusable_file_error(agent: AgentFile, key: str, name: str, why: str) -> ConfigError:
     sentence = f"`{key}` names `{shorten(name)}`, which {why}; name a file in the agent's folder."
-    return agent.places.wrong((key,), sentence)
+    return agent.source_map.error_at((key,), sentence)
 
 
-def _pacing(both: FilePair) -> Pacing:
-    spec, places = both.agent.spec, both.agent.places
+def _pacing(files: FilePair) -> Pacing:
+    spec, source_map = files.agent.spec, files.agent.source_map
     for path, sentence in list_pacing_mistakes(spec):
-        raise places.wrong(path, sentence)
+        raise source_map.error_at(path, sentence)
     for index, sensor in enumerate(spec.sensors):
         if sensor.source.url is not UNSET:
-            both.reached(("sensors", index, "source", "url"), sensor.source.url)
+            files.check_host(("sensors", index, "source", "url"), sensor.source.url)
     pacing = Pacing(
-        autonomy=_autonomy(spec.autonomy, both.fleet.spec.zone), fields=collect_hot_fields(spec), sensors=spec.sensors
+        autonomy=_autonomy(spec.autonomy, files.fleet.spec.zone), fields=collect_hot_fields(spec), sensors=spec.sensors
     )
-    compile_gate(pacing, places.at(("autonomy", "gate", "expression")))
+    compile_gate(pacing, source_map.at(("autonomy", "gate", "expression")))
     for index, sensor in enumerate(spec.sensors):
-        compile_signals(sensor, lambda path, at=index: places.at(("sensors", at, *path)))
+        compile_signals(sensor, lambda path, at=index: source_map.at(("sensors", at, *path)))
     return pacing
 
 
@@ -509,23 +511,23 @@ def _autonomy(autonomy: Autonomy, zone: str) -> Autonomy:
     return replace(autonomy, gate=gate, active_hours=hours, precheck_model=UNSET)
 
 
-def _tasks(both: FilePair, folder: Path | None) -> Tasks:
-    spec, zone = both.agent.spec, both.fleet.spec.zone
+def _tasks(files: FilePair, folder: Path | None) -> Tasks:
+    spec, zone = files.agent.spec, files.fleet.spec.zone
     for path, sentence in list_task_mistakes(spec, folder, zone):
-        raise both.agent.places.wrong(path, sentence)
-    for index, channel in enumerate(both.agent.spec.notify.channels):
+        raise files.agent.source_map.error_at(path, sentence)
+    for index, channel in enumerate(files.agent.spec.notify.channels):
         if channel.url is not UNSET:
-            both.reached((*CHANNELS_PATH, index, "url"), channel.url)
+            files.check_host((*CHANNELS_PATH, index, "url"), channel.url)
         if channel.host is not UNSET:
-            both.reached((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
+            files.check_host((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
     return Tasks(
         schedules=tuple(_schedule(each, zone) for _, each in list_triggers(spec) if isinstance(each, Schedule)),
         watches=spec.watches,
         webhooks=spec.webhooks,
         collections=dict(spec.collections),
         review=spec.review,
-        notify=_notify(both.fleet, both.agent),
-        anonymize=_anonymized_names(spec),
+        notify=_notify(files.fleet, files.agent),
+        anonymize=_find_anonymized_names(spec),
         verbs=_verbs(spec, folder),
         idle_halt=round(spec.idle_halt_minutes * MINUTE),
         concurrency=value_or_default(spec.concurrency, None),
@@ -548,14 +550,14 @@ def _notify(fleet: FleetConfig, agent: AgentFile) -> Notify:
             path = (*CHANNELS_PATH, index, "name")
             sentence = (
                 f"`{format_key_path(path)}` is `{channel.name}`, as that of a channel in "
-                f"{fleet.places.at(CHANNELS_PATH)}"
+                f"{fleet.source_map.at(CHANNELS_PATH)}"
             )
-            raise agent.places.wrong(path, f"{sentence}, which every agent has; choose another name.")
-    says = ("notify", "on") in agent.places.lines or theirs.on != usual.on
+            raise agent.source_map.error_at(path, f"{sentence}, which every agent has; choose another name.")
+    says = ("notify", "on") in agent.source_map.lines or theirs.on != usual.on
     return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP_CHANNEL,), on=theirs.on if says else ours.on)
 
 
-def _anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
+def _find_anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
     said = spec.anonymize
     if isinstance(said, bool):
         return () if said else None
@@ -623,30 +625,30 @@ def _content(path: Path) -> bytes:
 def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
     """What a store keeps of an agent: no plain keys and no personal names."""
     pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
-    return {"policy": agent.policy, "mind": agent.mind, "pacing": pacing, "tasks": tasks}
+    return {"policy": agent.policy, "mind": agent.model_settings, "pacing": pacing, "tasks": tasks}
 
 
 def _define_pacing(pacing: Pacing) -> Pacing:
-    sensors = (replace(sensor, source=_without_keys(sensor.source)) for sensor in pacing.sensors)
+    sensors = (replace(sensor, source=_strip_keys(sensor.source)) for sensor in pacing.sensors)
     return replace(pacing, sensors=tuple(sensors))
 
 
 def _define_tasks(tasks: Tasks) -> Tasks:
-    channels = tuple(_without_keys(channel) for channel in tasks.notify.channels)
+    channels = tuple(_strip_keys(channel) for channel in tasks.notify.channels)
     hidden = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
     return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden)
 
 
-def _without_keys(asked: Asked) -> Asked:
+def _strip_keys(asked: Asked) -> Asked:
     """Keep the secret references of each header, and the URL without its query."""
     headers = {
         name: " ".join(f"${{secret:{each}}}" for each in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
         for name, value in asked.headers.items()
     }
-    return replace(asked, headers=headers, url=_without_query(asked.url))
+    return replace(asked, headers=headers, url=_strip_query(asked.url))
 
 
-def _without_query(url: str | UnsetType) -> str | UnsetType:
+def _strip_query(url: str | UnsetType) -> str | UnsetType:
     if url is UNSET:
         return url
     parts = urlsplit(url)

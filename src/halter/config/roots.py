@@ -91,7 +91,7 @@ def days_between(first: str, last: str) -> str:
 def render_starter_files(name: str, model: str) -> Mapping[str, str]:
     """The files of a new agent by name; without a model, it works by rules."""
     files = {
-        AGENT_FILE: _AGENT.format(name=_plain(name), model=_model_lines(model)),
+        AGENT_FILE: _AGENT.format(name=_quote_if_needed(name), model=_model_lines(model)),
         INSTRUCTIONS: _INSTRUCTIONS.format(name=name),
         TOOLS_FILE: _TOOLS,
     }
@@ -113,17 +113,17 @@ def _model_lines(model: str) -> str:
         case "scripted":
             return _SCRIPT
         case provider:
-            return f"model: {_plain(model)}\n{_provider_lines(provider)}"
+            return f"model: {_quote_if_needed(model)}\n{_provider_lines(provider)}"
 
 
 def _provider_lines(provider: str) -> str:
     if KNOWN_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
         return ""
     comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
-    return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"
+    return f"providers:\n  {_quote_if_needed(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"
 
 
-def _plain(text: str) -> str:
+def _quote_if_needed(text: str) -> str:
     """Quote text only where YAML would read it as something else."""
     plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
     return text if plain else json.dumps(text, ensure_ascii=False)
@@ -138,12 +138,12 @@ PROTECTED_FOLDERS: Final = (*DECLARATION_FOLDERS, ".git", ".venv", "node_modules
 
 def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -> Iterator[ProtectedEntry]:
     """List the files that an agent is loaded from, including those that its file names."""
-    told = what or f"from which the agent in {folder} is loaded"
+    sentence = what or f"from which the agent in {folder} is loaded"
     names = (*DEFINITION_FILES, *(() if spec is None else list_named_files(spec)))
-    yield from (ProtectedEntry(folder / name, told) for name in names)
-    yield from (ProtectedEntry(folder / name, told, folder=True) for name in PROTECTED_FOLDERS)
+    yield from (ProtectedEntry(folder / name, sentence) for name in names)
+    yield from (ProtectedEntry(folder / name, sentence, folder=True) for name in PROTECTED_FOLDERS)
     # What stands in one of these folders may lie elsewhere, or have another name there, by which it could be written.
-    yield from (ProtectedEntry(path, told, folder=path.is_dir()) for path in _list_links(folder))
+    yield from (ProtectedEntry(path, sentence, folder=path.is_dir()) for path in _list_links(folder))
 
 
 def _list_links(folder: Path) -> Iterator[Path]:
@@ -187,8 +187,8 @@ def find_writable_folders(folder: Path, spec: AgentSpec | None = None) -> Writab
     return WritableFolders(folder, () if read is None else tuple(folder / name for _, name in list_tool_roots(read)))
 
 
-def list_agents_above(place: Path) -> Iterator[Path]:
-    found = locate_folder(None, str(place))
+def list_agents_above(path: Path) -> Iterator[Path]:
+    found = locate_folder(None, str(path))
     yield from (each for each in (() if found is None else found.parents) if (each / AGENT_FILE).is_file())
 
 
@@ -219,12 +219,12 @@ def check_protected_roots(agent: AgentFile, folder: Path, protected: ProtectedPa
     """Raise a ConfigError for a root or a readable place that reaches protected files."""
     for path, name in list_tool_roots(agent.spec):
         if found := protected.reach(folder / name):
-            raise agent.places.wrong(
+            raise agent.source_map.error_at(
                 path,
                 f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}. Tools must reach nothing of the kind: "
                 "name a folder of its own, as in `root: work`.",
             )
     for path, name, pattern in list_readable_places(agent.spec):
-        if found := protected.shown(folder / name, pattern):
+        if found := protected.find_match(folder / name, pattern):
             sentence = f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}"
-            raise agent.places.wrong(path, f"{sentence}. No agent may read that: name another folder.")
+            raise agent.source_map.error_at(path, f"{sentence}. No agent may read that: name another folder.")

@@ -83,7 +83,7 @@ def list_pacing_mistakes(spec: AgentSpec) -> Iterator[Mistake]:
 
 
 def collect_hot_fields(spec: AgentSpec) -> dict[str, HotField]:
-    written = (update.field for sensor in spec.sensors for update in sensor.written())
+    written = (update.field for sensor in spec.sensors for update in sensor.list_updates())
     return dict(spec.hot_state.fields) | {name: HotField() for name in written if name not in spec.hot_state.fields}
 
 
@@ -101,7 +101,7 @@ def list_paced_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 
 def list_unwritten_fields(pacing: Pacing) -> tuple[str, ...]:
     """Warn of fields that nothing writes: no error while a file is unfinished."""
-    written = {update.field for sensor in pacing.sensors for update in sensor.written()}
+    written = {update.field for sensor in pacing.sensors for update in sensor.list_updates()}
     return tuple(
         f"Nothing writes the field `{name}`, so it will always be shown as not yet loaded: give it a `refresh_tool`, "
         "or let a sensor write it."
@@ -204,7 +204,7 @@ def _list_names(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str, bool]]:
         for at, update in enumerate(sensor.updates):
             yield ("sensors", index, "updates", at, "field"), update.field, "a field", True
     for index, sensor in enumerate(spec.sensors):
-        writes = {update.field for update in sensor.written()}
+        writes = {update.field for update in sensor.list_updates()}
         yield ("sensors", index, "name"), sensor.name, "a sensor", sensor.name in writes
     for index, sensor in enumerate(spec.sensors):
         for at, signal in enumerate(sensor.signals):
@@ -282,12 +282,12 @@ def _update_mistakes(sensor: SensorSpec, fields: Mapping[str, HotField], path: K
 
 
 def _signal_mistakes(signal: Signal, path: KeyPath) -> Iterator[Mistake]:
-    said = [key for key in _SCORES if getattr(signal, key) is not UNSET]
+    texts = [key for key in _SCORES if getattr(signal, key) is not UNSET]
     there, ways = format_key_path(path), "an `expression`, a `model` or a `detector`"
-    if not said:
+    if not texts:
         yield path, f"`{there}` has nothing that gives a score; write {ways}."
-    for key in said[1:]:
-        yield (*path, key), f"`{there}` has both `{said[0]}` and `{key}`; a score comes from one of them: keep one."
+    for key in texts[1:]:
+        yield (*path, key), f"`{there}` has both `{texts[0]}` and `{key}`; a score comes from one of them: keep one."
     if signal.model is not UNSET and not signal.prompt.strip():
         yield path, f"`{there}` has a `model` but no `prompt`; write what the model is to judge."
     if signal.model is UNSET and signal.prompt:
@@ -400,11 +400,11 @@ def _unreadable_mistakes(folder: Path, name: str, path: KeyPath) -> Iterator[Mis
 
 
 def _schedule_mistakes(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Mistake]:
-    there, said = format_key_path(path), [key for key in _TIMES if getattr(schedule, key) is not UNSET]
-    if not said:
+    there, texts = format_key_path(path), [key for key in _TIMES if getattr(schedule, key) is not UNSET]
+    if not texts:
         yield path, f"`{there}` does not say when; write `cron`, `every` or `at`."
-    for key in said[1:]:
-        yield (*path, key), f"`{there}` has both `{said[0]}` and `{key}`; one of them says when: keep one."
+    for key in texts[1:]:
+        yield (*path, key), f"`{there}` has both `{texts[0]}` and `{key}`; one of them says when: keep one."
     hours = schedule.active_hours
     if hours is not UNSET and hours.start == hours.end:
         sentence = f"starts and ends at {hours.start}; change one of them"
@@ -452,17 +452,17 @@ def _watch_mistakes(watch: Watch, spec: AgentSpec, folder: Path | None, path: Ke
     yield from _pattern_mistakes(watch.pattern, (*path, "pattern"))
     if watch.collection is UNSET:
         if watch.path is not UNSET:
-            yield from _place_mistakes(watch.path, spec, folder, (*path, "path"))
+            yield from _path_mistakes(watch.path, spec, folder, (*path, "path"))
         return
     yield from _undeclared_mistakes(watch.collection, spec, (*path, "collection"))
     if watch.pattern != "*":
         sentence = "is for a `path`, and this watches a collection"
         yield make_mistake((*path, "pattern"), f"{sentence}; write it there, under `collections`, or remove it.")
     if watch.collection in spec.collections:
-        yield from _place_mistakes(spec.collections[watch.collection].path, spec, folder, (*path, "collection"))
+        yield from _path_mistakes(spec.collections[watch.collection].path, spec, folder, (*path, "collection"))
 
 
-def _place_mistakes(name: str, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Mistake]:
+def _path_mistakes(name: str, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Mistake]:
     """Refuse to watch a folder that commands write: the agent's own output would trigger it."""
     yield from _folder_mistakes(name, folder, path)
     shell = spec.tools.shell

@@ -85,13 +85,13 @@ _LOADERS: Final = word_set(
 """Modules and programs that load what their arguments name."""
 
 
-def find_data_load(server: ToolServer, places: Iterable[Path], environ: Mapping[str, str]) -> str:
+def find_data_load(server: ToolServer, paths: Iterable[Path], environ: Mapping[str, str]) -> str:
     """Find the word by which a command line could load something from a data folder; empty if none.
 
     The agent may have written there, so no command line may name, search or run in it. Only the agent's own `data` may
     be an argument, after the word that names what is run.
     """
-    cwd, kept = Path(server.cwd), tuple(places)
+    cwd, kept = Path(server.cwd), tuple(paths)
     line = (server.command, *server.args)
     begins = _find_work_start(line, cwd)
     texts = [(text, at >= begins) for at, text in enumerate(line)]
@@ -100,8 +100,8 @@ def find_data_load(server: ToolServer, places: Iterable[Path], environ: Mapping[
     texts += [(name.partition(":")[0].replace(".", "/"), False) for name in modules if _DOTTED.fullmatch(name)]
     for text, works in texts:
         for word in _paths_in(text):
-            found = [place for place in kept if is_path_within(cwd / word, place)]
-            if any(place.name != DATA_FOLDER or not works or not (cwd / word).is_dir() for place in found):
+            found = [path for path in kept if is_path_within(cwd / word, path)]
+            if any(path.name != DATA_FOLDER or not works or not (cwd / word).is_dir() for path in found):
                 return word
     return ""
 
@@ -216,7 +216,7 @@ def list_data_places(folder: Path) -> tuple[Path, ...]:
     ]
     places = [Path(os.path.realpath(folder / name)) for name in names]
     own = Path(os.path.realpath(folder))
-    return tuple(place for place in places if place != own and place.is_relative_to(own))
+    return tuple(path for path in places if path != own and path.is_relative_to(own))
 
 
 class AgentCode:
@@ -224,8 +224,8 @@ class AgentCode:
 
     def __init__(self, folder: Path, left_out: Iterable[Path] = ()) -> None:
         self.folder = folder
-        self._left_out = tuple(Path(os.path.realpath(place)) for place in left_out)
-        self._known: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._left_out = tuple(Path(os.path.realpath(path)) for path in left_out)
+        self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def digest(self) -> Digest:
         return digest_contents(self.contents())
@@ -234,21 +234,21 @@ class AgentCode:
         folder = self.folder
         if folder.is_symlink() or not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder: name the agent's folder itself.")
-        own, found, left = Path(os.path.realpath(folder)), dict[str, str](), MAX_BYTES
+        own, found, remaining = Path(os.path.realpath(folder)), dict[str, str](), MAX_BYTES
         inside = (place for place in self._left_out if place != own and place.is_relative_to(own))
         places = (*list_data_places(folder), *inside)
         declared = _list_declarations(folder)
         for path in _walk_files(own, frozenset(map(str, places))):
             name = path.relative_to(own).as_posix()
             about = os.lstat(path)
-            left -= about.st_size
-            if left < 0 or len(found) >= MAX_FILES:
+            remaining -= about.st_size
+            if remaining < 0 or len(found) >= MAX_FILES:
                 raise ConfigError(f"{folder} holds too much code to check: keep an agent's folder small.")
             if name not in declared and not stat.S_ISSOCK(about.st_mode):
-                found[name] = self._named(path, about, own, places)
-        return found | self._named_besides(own, found, places)
+                found[name] = self._cover_named_file(path, about, own, places)
+        return found | self._cover_named_files(own, found, places)
 
-    def _named_besides(self, own: Path, found: Mapping[str, str], places: tuple[Path, ...]) -> dict[str, str]:
+    def _cover_named_files(self, own: Path, found: Mapping[str, str], places: tuple[Path, ...]) -> dict[str, str]:
         """Cover files that only a command line or a link names: a declaration, or a file below .git.
 
         Data folders are left out: no command line and no link may lead there.
@@ -257,20 +257,20 @@ class AgentCode:
         named = {Path(os.path.realpath(place)) for place in (*links, *list_server_paths(own)) if "\0" not in str(place)}
         inside = {path.relative_to(own).as_posix(): path for path in named if path.is_relative_to(own)}
         return {
-            name: self._named(path, os.lstat(path), own, places)
+            name: self._cover_named_file(path, os.lstat(path), own, places)
             for name, path in inside.items()
             if name not in found and os.path.isfile(path) and not any(map(path.is_relative_to, places))  # noqa: PTH113, a word may be no path.
         }
 
-    def _named(self, path: Path, about: os.stat_result, own: Path, places: tuple[Path, ...]) -> str:
+    def _cover_named_file(self, path: Path, about: os.stat_result, own: Path, places: tuple[Path, ...]) -> str:
         if stat.S_ISLNK(about.st_mode):
-            return self._linked(path, own, places)
+            return self._cover_link_target(path, own, places)
         if not stat.S_ISREG(about.st_mode):
             return f"special {stat.S_IFMT(about.st_mode):o}"
         runs = "x" if about.st_mode & stat.S_IXUSR else "-"
         return f"{runs}{self._content(path, os.O_NOFOLLOW)}"
 
-    def _linked(self, path: Path, own: Path, places: tuple[Path, ...]) -> str:
+    def _cover_link_target(self, path: Path, own: Path, places: tuple[Path, ...]) -> str:
         """Cover a link's target: inside the folder it is listed itself, outside it is read."""
         target = Path(os.path.realpath(path))
         if any(target.is_relative_to(place) for place in places):
@@ -285,7 +285,7 @@ class AgentCode:
     def _content(self, path: Path, flags: int) -> str:
         """Read a file without blocking on a pipe; an unchanged file is not read again."""
         try:
-            known = self._known.get(str(path))
+            known = self._digests.get(str(path))
             if known is not None and known[0] == _stamp(os.lstat(path)):
                 return known[1]
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
@@ -299,7 +299,7 @@ class AgentCode:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
         if time.time_ns() - about.st_ctime_ns > SETTLED_NANOSECONDS:
-            self._known[str(path)] = (_stamp(about), digest.hexdigest())
+            self._digests[str(path)] = (_stamp(about), digest.hexdigest())
         return digest.hexdigest()
 
 
@@ -382,7 +382,7 @@ class TrustFile:
         found = self.folders().get(_key(folder))
         return found is not None and found.digest == digest
 
-    def changed(self, folder: Path, contents: Mapping[str, str]) -> str:
+    def describe_change(self, folder: Path, contents: Mapping[str, str]) -> str:
         found = self.folders().get(_key(folder))
         return "" if found is None else describe_changed_files(found.files, contents)
 

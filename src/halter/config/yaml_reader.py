@@ -45,13 +45,13 @@ class SourceMap(msgspec.Struct, frozen=True):
                 return f"{self.file} line {line}"
         return self.file
 
-    def wrong(self, path: KeyPath, sentence: str) -> ConfigError:
+    def error_at(self, path: KeyPath, sentence: str) -> ConfigError:
         return ConfigError(escape_sentence(f"{self.at(path)}: {sentence}"))
 
 
 class Document(msgspec.Struct, frozen=True):
     value: Any
-    places: SourceMap
+    source_map: SourceMap
 
 
 def load_file(path: Path, shown: str | None = None) -> Document:
@@ -124,17 +124,17 @@ class YamlBuilder:
 
         try:
             for event in _events(text):
-                self._take(event)
+                self._handle_event(event)
         except MarkedYAMLError as error:
             raise self._unreadable(error, text) from None
         except ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise self._wrong(line, "there is a character that YAML does not allow; remove it.") from None
+            raise self._error_at(line, "there is a character that YAML does not allow; remove it.") from None
         if self._value is None:
-            raise self._wrong(1, "the file is empty; write at least one key.")
+            raise self._error_at(1, "the file is empty; write at least one key.")
         return Document(self._value, SourceMap(self._file, self._lines))
 
-    def _wrong(self, line: int, sentence: str) -> ConfigError:
+    def _error_at(self, line: int, sentence: str) -> ConfigError:
         return ConfigError(escape_sentence(f"{self._file} line {line}: {sentence}"))
 
     def _unreadable(self, error: "MarkedYAMLError", text: str) -> ConfigError:
@@ -143,72 +143,72 @@ class YamlBuilder:
         lines = text.splitlines()
         written = lines[line - 1] if line <= len(lines) else ""
         if "\t" in written[: len(written) - len(written.lstrip())]:
-            return self._wrong(line, "there is a tab at the beginning; indent with spaces.")
-        return self._wrong(line, f"this is not YAML: {error.problem or error.context or 'it cannot be read'}.")
+            return self._error_at(line, "there is a tab at the beginning; indent with spaces.")
+        return self._error_at(line, f"this is not YAML: {error.problem or error.context or 'it cannot be read'}.")
 
-    def _take(self, event: "events.Event") -> None:
+    def _handle_event(self, event: "events.Event") -> None:
         from yaml import events
 
         line = event.start_mark.line + 1
         match event:
             case events.AliasEvent():
-                raise self._wrong(line, "aliases (`*name`) are not understood here; write the value out.")
+                raise self._error_at(line, "aliases (`*name`) are not understood here; write the value out.")
             case events.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise self._wrong(line, "a second document begins with `---`; keep one document in a file.")
+                    raise self._error_at(line, "a second document begins with `---`; keep one document in a file.")
             case events.ScalarEvent():
-                self._plain(event, line)
+                self._read_plain_scalar(event, line)
                 self._scalar(event, line)
             case events.MappingStartEvent():
-                self._plain(event, line)
+                self._read_plain_scalar(event, line)
                 self._enter({}, line)
             case events.SequenceStartEvent():
-                self._plain(event, line)
+                self._read_plain_scalar(event, line)
                 self._enter([], line)
             case events.MappingEndEvent() | events.SequenceEndEvent():
                 self._open.pop()
             case _:
                 pass
 
-    def _plain(self, event: "events.NodeEvent", line: int) -> None:
+    def _read_plain_scalar(self, event: "events.NodeEvent", line: int) -> None:
         if event.anchor is not None:
-            raise self._wrong(line, "anchors (`&name`) are not understood here; write each value out.")
+            raise self._error_at(line, "anchors (`&name`) are not understood here; write each value out.")
         if getattr(event, "tag", None) is not None:
-            raise self._wrong(line, f"the tag `{getattr(event, 'tag', '')}` is not understood here; remove it.")
+            raise self._error_at(line, f"the tag `{getattr(event, 'tag', '')}` is not understood here; remove it.")
 
     def _scalar(self, event: "events.ScalarEvent", line: int) -> None:
         inside = self._open[-1] if self._open else None
         if inside is not None and isinstance(inside.value, dict) and inside.key is None:
             if not event.value:
-                raise self._wrong(line, "a key is empty; write a name before the colon.")
+                raise self._error_at(line, "a key is empty; write a name before the colon.")
             path = (*inside.path, event.value)
             if path in self._lines:
-                raise self._wrong(
+                raise self._error_at(
                     line, f"`{event.value}` was written in line {self._lines[path]} already; keep one of them."
                 )
             inside.key = event.value
             self._lines[path] = line
             return
-        self._place(self._resolved(event, line), line)
+        self._add_value(self._resolve_scalar(event, line), line)
 
     def _enter(self, value: "dict[str, Any] | list[Any]", line: int) -> None:
         if self._open and isinstance(self._open[-1].value, dict) and self._open[-1].key is None:
-            raise self._wrong(line, "a key must be a plain name, not a mapping or a list.")
+            raise self._error_at(line, "a key must be a plain name, not a mapping or a list.")
         if len(self._open) >= MAX_DEPTH:
-            raise self._wrong(line, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
-        self._open.append(_Open(self._place(value, line), value))
+            raise self._error_at(line, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+        self._open.append(_Open(self._add_value(value, line), value))
 
-    def _place(self, value: Any, line: int) -> KeyPath:
+    def _add_value(self, value: Any, line: int) -> KeyPath:
         if not self._open:
             self._value = value
             path: KeyPath = ()
         else:
-            path = self._put(self._open[-1], value)
+            path = self._put_value(self._open[-1], value)
         self._lines.setdefault(path, line)
         return path
 
-    def _put(self, inside: _Open, value: Any) -> KeyPath:
+    def _put_value(self, inside: _Open, value: Any) -> KeyPath:
         if isinstance(inside.value, list):
             inside.value.append(value)
             return (*inside.path, len(inside.value) - 1)
@@ -216,7 +216,7 @@ class YamlBuilder:
         inside.value[key] = value
         return (*inside.path, key)
 
-    def _resolved(self, event: "events.ScalarEvent", line: int) -> str | int | float | bool | None:
+    def _resolve_scalar(self, event: "events.ScalarEvent", line: int) -> str | int | float | bool | None:
         text: str = event.value
         if not event.implicit[0]:
             return text
@@ -226,5 +226,5 @@ class YamlBuilder:
             return text
         number = int(text) if _INTEGER.fullmatch(text) and len(text) <= _LONGEST_NUMBER else float(text)
         if not math.isfinite(number):
-            raise self._wrong(line, f"the number {text[:_LONGEST_NUMBER]} is too large.")
+            raise self._error_at(line, f"the number {text[:_LONGEST_NUMBER]} is too large.")
         return number

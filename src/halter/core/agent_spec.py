@@ -347,7 +347,7 @@ class SensorSpec(Spec, frozen=True):
     updates: Annotated[tuple[Update, ...], Meta(description="The fields it writes; one of its own name, if none.")] = ()
     signals: Annotated[tuple[Signal, ...], Meta(description="Scores on what it reads.")] = ()
 
-    def written(self) -> tuple[Update, ...]:
+    def list_updates(self) -> tuple[Update, ...]:
         return self.updates or (Update(field=self.name),)
 
 
@@ -459,9 +459,9 @@ HEARTBEAT_PROMPT: Final = (
 )
 
 
-def make_heartbeat(every: int, hours: ActiveHours | UnsetType) -> Schedule:
+def make_heartbeat(interval: int, hours: ActiveHours | UnsetType) -> Schedule:
     """The schedule that `heartbeat: 30m` stands for."""
-    return Schedule(name=HEARTBEAT, prompt=HEARTBEAT_PROMPT, every=every, active_hours=hours)
+    return Schedule(name=HEARTBEAT, prompt=HEARTBEAT_PROMPT, every=interval, active_hours=hours)
 
 
 AnyTrigger = Schedule | Watch | Webhook
@@ -744,8 +744,8 @@ def _fill_match(match: re.Match[str], look_up: Callable[[Reference], Any]) -> st
 
 def _resolve_reference(found: Reference, results: Results) -> Any:
     if found.source == "inputs":
-        return _look_up_name(results.inputs, found.name, found.written, "the inputs")
-    text = _look_up_name(results.texts, found.name, found.written, "the steps that gave a result")
+        return _require_name(results.inputs, found.name, found.written, "the inputs")
+    text = _require_name(results.texts, found.name, found.written, "the steps that gave a result")
     if found.source == "text":
         return text
     try:
@@ -755,7 +755,7 @@ def _resolve_reference(found: Reference, results: Results) -> Any:
             f"`${{{found.written}}}` needs JSON, but step `{found.name}` gave other text."
         ) from None
     for key in found.path:
-        value = _look_up_key(value, key, found.written)
+        value = _require_key(value, key, found.written)
     return value
 
 
@@ -764,14 +764,14 @@ def _reject_constant(written: str) -> Any:
     raise ValueError(written)
 
 
-def _look_up_name(known: Mapping[str, Any], name: str, written: str, place: str) -> Any:
+def _require_name(known: Mapping[str, Any], name: str, written: str, place: str) -> Any:
     value: Any | UnsetType = known.get(name, UNSET)
     if value is UNSET:
         raise _UnresolvedReference(f"`${{{written}}}` is not there; {place} are {join_names(known) or 'none'}.")
     return value
 
 
-def _look_up_key(value: Any, key: str, written: str) -> Any:
+def _require_key(value: Any, key: str, written: str) -> Any:
     match value:
         case dict() if key in value:
             return cast("dict[str, Any]", value)[key]

@@ -75,13 +75,13 @@ def scan_folder(folder: Path, pattern: str) -> FolderListing | UnreadableFile:
     return FolderListing(files, tuple(sorted(folders)))
 
 
-def _list_folder(place: Path) -> list[os.DirEntry[str]] | UnreadableFile:
+def _list_folder(path: Path) -> list[os.DirEntry[str]] | UnreadableFile:
     """List a folder. A subfolder that has gone, or is not readable, is skipped."""
     try:
-        with os.scandir(place) as found:
+        with os.scandir(path) as found:
             return list(islice(found, MOST_FOLDER_ENTRIES + 1))
     except OSError as error:
-        return UnreadableFile(f"The folder {place.name} cannot be read: {describe_os_error(error)}.")
+        return UnreadableFile(f"The folder {path.name} cannot be read: {describe_os_error(error)}.")
 
 
 def matches_pattern(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
@@ -136,7 +136,7 @@ FileRefusal = Callable[[Path, int], bool]
 """Whether an agent may not read a file that was just opened by a path."""
 
 
-def refuse_nothing(_: Path, __: int) -> bool:
+def allow_all(_: Path, __: int) -> bool:
     return False
 
 
@@ -172,7 +172,7 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
     things: tuple[ProtectedEntry, ...] = ()
     home: Path | None = None
 
-    def joined(self, other: "ProtectedPaths") -> "ProtectedPaths":
+    def union(self, other: "ProtectedPaths") -> "ProtectedPaths":
         return ProtectedPaths(tuple(dict.fromkeys((*self.things, *other.things))), other.home or self.home)
 
     def sight(self, *, reads: bool = False) -> "ProtectedSnapshot":
@@ -188,7 +188,7 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
                 continue
             for each in disk.leading(thing.path):
                 leading.setdefault(each, thing)
-            about = disk.about(thing.path)
+            about = disk.stat(thing.path)
             if about is None:
                 continue
             identity = (about.st_dev, about.st_ino)
@@ -211,29 +211,29 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
             return ""
         try:
             sight = self.sight(reads=reads)
-            found = sight.of_root(fd)
-            below = None if found or reads else sight.below(fd, AGENT_FILE_NAME)
+            found = sight.judge_root(fd)
+            below = None if found or reads else sight.search_folder(fd, AGENT_FILE_NAME)
             return str(found or below or "")
         finally:
             os.close(fd)
 
-    def seen(self, places: Iterable[Path]) -> ProtectedReach | None:
+    def find_reach(self, paths: Iterable[Path]) -> ProtectedReach | None:
         """Find a secret that could be read in one of these folders, or one of these folders in a secret one."""
         sight = self.sight(reads=True)
-        for place in places:
+        for path in paths:
             with suppress(OSError):
-                fd = os.open(place, _OPEN_FLAGS)
+                fd = os.open(path, _OPEN_FLAGS)
                 try:
-                    if found := sight.of_root(fd):
+                    if found := sight.judge_root(fd):
                         return found
                 finally:
                     os.close(fd)
         return None
 
-    def shown(self, place: Path, pattern: str) -> str:
+    def find_match(self, place: Path, pattern: str) -> str:
         """Which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
         sight, disk = self.sight(reads=True), _Disk()
-        found = disk.about(place)
+        found = disk.stat(place)
         if found is None:
             return ""
         identity = (found.st_dev, found.st_ino)
@@ -241,7 +241,7 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
         if inside is not None:
             return str(ProtectedReach("lies in", inside))
         if not stat.S_ISDIR(found.st_mode):
-            return str(sight.of_file(identity) or "")
+            return str(sight.judge_file(identity) or "")
         real, wanted = place.resolve(), PurePosixPath(pattern).parts
         for thing in self.things:
             path = thing.path.resolve()
@@ -290,19 +290,19 @@ class ProtectedSnapshot(msgspec.Struct, frozen=True):
     linked: bool = False
     reads: bool = False
 
-    def of_folder(self, identity: FileIdentity) -> ProtectedReach | None:
+    def judge_folder(self, identity: FileIdentity) -> ProtectedReach | None:
         if identity in self.folders:
             return ProtectedReach("lies in", self.folders[identity])
         return ProtectedReach("holds", self.leading[identity]) if identity in self.leading else None
 
-    def of_file(self, identity: FileIdentity) -> ProtectedReach | None:
+    def judge_file(self, identity: FileIdentity) -> ProtectedReach | None:
         """Judge a file: it may be another name of a protected one."""
         return ProtectedReach("is another name of", self.files[identity]) if identity in self.files else None
 
-    def of_root(self, fd: int) -> ProtectedReach | None:
+    def judge_root(self, fd: int) -> ProtectedReach | None:
         """Judge an open folder with all its ancestors and all that is mounted below it."""
         for number, identity in enumerate(_walk_ancestors(fd)):
-            if number == 0 and (found := self.of_folder(identity)):
+            if number == 0 and (found := self.judge_folder(identity)):
                 return found
             if identity in self.folders:
                 return ProtectedReach("lies in", self.folders[identity])
@@ -310,26 +310,26 @@ class ProtectedSnapshot(msgspec.Struct, frozen=True):
         below = [mount.point for mount in mounts if mount.point.startswith(f"{place.rstrip('/')}/")]
         for each in below:
             identity = disk.identity(Path(each))
-            if identity and (found := self.of_folder(identity) or self.of_file(identity)):
+            if identity and (found := self.judge_folder(identity) or self.judge_file(identity)):
                 return found
         # What is mounted has another name, and lies in other folders by that.
         others = (Path(name) for each in (place, *below) for name in _list_mount_aliases(each, mounts, disk))
         inside = (identity for other in others for identity in disk.leading(other) if identity in self.folders)
         return next((ProtectedReach("lies in", self.folders[identity]) for identity in inside), None)
 
-    def below(self, fd: int, name: str = "") -> ProtectedReach | None:
+    def search_folder(self, fd: int, name: str = "") -> ProtectedReach | None:
         """Search a folder for another name of a protected file, and for a file of this name."""
         if not name and not self.linked:
             return None
         inodes = {inode for _, inode in self.files} if self.linked else set[int]()
-        for path, found, inode in _protected_entries(fd):
+        for path, found, inode in _list_entries(fd):
             if not path:
                 return (
                     ProtectedReach("may hold another name of", next(iter(self.files.values()))) if self.linked else None
                 )
             if name and found.casefold() == name:
                 return ProtectedReach("holds", ProtectedEntry(Path(path), "the definition of an agent"))
-            if inode in inodes and (reach := self.of_file(_identity_of(path))):
+            if inode in inodes and (reach := self.judge_file(_identity_of(path))):
                 return reach
         return None
 
@@ -338,20 +338,20 @@ class _Disk:
     """What paths lead to, each name looked up once."""
 
     def __init__(self) -> None:
-        self._found: dict[str, os.stat_result | None] = {}
+        self._stats: dict[str, os.stat_result | None] = {}
 
     def leading(self, path: Path) -> Iterator[FileIdentity]:
         """The folders in which names are looked up on the way to a path, through every link."""
         for folder in self._folders(path):
-            about = self._look(folder)
+            about = self._stat_uncached(folder)
             if about is not None:
                 yield about.st_dev, about.st_ino
 
     def identity(self, path: Path) -> FileIdentity | None:
-        about = self.about(path)
+        about = self.stat(path)
         return None if about is None else (about.st_dev, about.st_ino)
 
-    def about(self, path: Path) -> os.stat_result | None:
+    def stat(self, path: Path) -> os.stat_result | None:
         with suppress(OSError, ValueError):
             return os.stat(path)  # noqa: PTH116, as the lines around it.
         return None
@@ -370,7 +370,7 @@ class _Disk:
                 continue
             yield here
             there = f"{here.rstrip('/')}/{part}"
-            about = self._look(there)
+            about = self._stat_uncached(there)
             if about is None:
                 return
             if not stat.S_ISLNK(about.st_mode):
@@ -383,19 +383,19 @@ class _Disk:
             here = "/" if target.startswith("/") else here
             waiting += reversed(target.split("/"))
 
-    def _look(self, path: str) -> os.stat_result | None:
-        if path not in self._found:
-            self._found[path] = None
+    def _stat_uncached(self, path: str) -> os.stat_result | None:
+        if path not in self._stats:
+            self._stats[path] = None
             with suppress(OSError, ValueError):
-                self._found[path] = os.lstat(path)
-        return self._found[path]
+                self._stats[path] = os.lstat(path)
+        return self._stats[path]
 
 
-def is_path_within(place: Path, root: Path) -> bool:
+def is_path_within(path: Path, root: Path) -> bool:
     """Whether a place is a folder or lies below it, under any names."""
     disk = _Disk()
     found = disk.identity(root)
-    return found is not None and (found == disk.identity(place) or found in disk.leading(place))
+    return found is not None and (found == disk.identity(path) or found in disk.leading(path))
 
 
 def _read_link(path: str) -> str:
@@ -492,7 +492,7 @@ def _rebase_path(folder: str, place: str, above: str) -> str:
     return f"{folder.rstrip('/')}/{place[len(above.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
 
 
-def _protected_entries(fd: int) -> Iterator[tuple[str, str, int]]:
+def _list_entries(fd: int) -> Iterator[tuple[str, str, int]]:
     """List what is below an open folder, by path, name and inode; an empty path ends it where there is too much."""
     waiting, seen = [path_of(fd)], 0
     while waiting:

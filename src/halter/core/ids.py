@@ -26,7 +26,7 @@ _RANDOM_BITS = 80
 class Ids(Protocol):
     """A source of identifiers."""
 
-    def new(self) -> str: ...
+    def make(self) -> str: ...
 
 
 class SortableIds:
@@ -40,7 +40,7 @@ class SortableIds:
         self._random_bits = random_bits
         self._last = 0
 
-    def new(self) -> str:
+    def make(self) -> str:
         fresh = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
         self._last = fresh if fresh > self._last else self._last + 1
         return _encode_base32(self._last)
@@ -101,7 +101,7 @@ def make_worker_id(name: str, ids: Ids) -> WorkerId:
     Leases belong to workers. Under its old name a process would keep alive sessions that no worker runs; under a new
     one they are orphans when their leases run out, and another worker claims them.
     """
-    return WorkerId(f"{name}.{ids.new()}")
+    return WorkerId(f"{name}.{ids.make()}")
 
 
 @lru_cache(maxsize=8192)

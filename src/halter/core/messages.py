@@ -170,7 +170,7 @@ class Model(Protocol):
         """Upper bound of a prompt's input tokens."""
         ...
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         """Answer, streaming to `hear` if given.
 
         Raises ModelError or TimeoutError, also for a truncated answer: that is never taken for a whole one. Cancelling
@@ -198,11 +198,11 @@ def bound_message_tokens(message: Message) -> int:
     for part in message.parts:
         # Of a struct that it is none, `isinstance` takes long to find out.
         if type(part) is Text:
-            said, size = part.text, size + part.tokens
+            text, size = part.text, size + part.tokens
         else:
-            said = part.id + part.tool + (part.arguments if type(part) is ToolCall else part.text)
+            text = part.id + part.tool + (part.arguments if type(part) is ToolCall else part.text)
         # Counted here: all that is said comes by.
-        size += MESSAGE_OVERHEAD + (len(said) if said.isascii() else count_bytes(said))
+        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else count_bytes(text))
     return size
 
 

@@ -145,7 +145,7 @@ class BudgetRow(Row, frozen=True):
         """The end of its window, or None for a scope's whole life."""
         return self.cap_at + MINUTE if self.window == MINUTE_WINDOW else window_end(self.window)
 
-    def capped(self, cap: int | None, at: int, by: str = "", held: int = 0) -> "BudgetRow":
+    def with_cap(self, cap: int | None, at: int, by: str = "", held: int = 0) -> "BudgetRow":
         """Take in a cap, and hold an amount: a person's newest word wins, then what was carved out, then the rest.
 
         People's caps are in one stream and read in order. Configured caps are in each session's own stream, between
@@ -162,13 +162,13 @@ class BudgetRow(Row, frozen=True):
         """The cap in force for a session whose configuration says `configured`."""
         return self.cap if self.cap_by else configured
 
-    def lessened(self, kept: int) -> "BudgetRow":
+    def with_reserve(self, kept: int) -> "BudgetRow":
         """Keep something back of a cap that a person set; a configured one is lowered where it is configured."""
         if not kept or not self.cap_by or self.cap is None:
             return self
         return msgspec.structs.replace(self, cap=max(0, self.cap - kept))
 
-    def moved(self, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
+    def with_amounts(self, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
         return BudgetRow(
             self.scope,
             self.window,
@@ -192,7 +192,7 @@ class Reserved(msgspec.Struct, frozen=True, gc=False):
     legs: tuple[Leg, ...]
 
 
-class MustWait(msgspec.Struct, frozen=True, gc=False):
+class Contended(msgspec.Struct, frozen=True, gc=False):
     """The amount fits what is unspent, but other holds must settle first."""
 
     leg: Leg
@@ -213,20 +213,20 @@ CARVED_CAP: Final = "carved"
 BudgetOf = Callable[[Leg], BudgetRow]
 
 
-def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | MustWait | CapReached:
+def reserve(budgets: Sequence[tuple[Leg, BudgetRow]]) -> Reserved | Contended | CapReached:
     """Decide whether all legs fit their budgets; a cap reached anywhere outranks a wait elsewhere."""
-    waiting: MustWait | None = None
+    waiting: Contended | None = None
     legs: list[Leg] = []
     for leg, budget in budgets:
         legs.append(leg)
         cap = budget.cap if budget.cap_by else leg.cap
         if cap is None:
             continue
-        left = cap - budget.spent
-        if leg.amount > left:
+        remaining = cap - budget.spent
+        if leg.amount > remaining:
             return CapReached(leg, cap, budget)
-        if leg.amount > left - budget.held and waiting is None:
-            waiting = MustWait(leg, budget)
+        if leg.amount > remaining - budget.held and waiting is None:
+            waiting = Contended(leg, budget)
     return waiting or Reserved(tuple(legs))
 
 
@@ -315,7 +315,7 @@ class Caps(msgspec.Struct, frozen=True):
     zone: str = "UTC"
     tokens_per_hour: int | None = None
 
-    def less(self, usd: int, tokens: int) -> "Caps":
+    def minus(self, usd: int, tokens: int) -> "Caps":
         """Keep something back of what a session may spend."""
         session, budget = self.session.max_cost_usd, self.token_budget
         if (not usd or session is None) and (not tokens or budget is None):
@@ -353,7 +353,7 @@ class Spender(msgspec.Struct, frozen=True, gc=False):
 
 def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
     """Spread an amount over all its scopes: session, trigger, agent, fleet."""
-    legs = _spread_usd(caps, spender, now // QUARTER, usd) if usd else ()
+    legs = _make_usd_legs(caps, spender, now // QUARTER, usd) if usd else ()
     if not tokens:
         return legs
     counted = Leg(session_stream(spender.session), "", "tokens", caps.token_budget, tokens)
@@ -378,10 +378,10 @@ def assign_legs(legs: Sequence[Leg], stream: str) -> tuple[Leg, ...]:
 
 def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
     """The accounts of a cost, also of one without a hold."""
-    return _spread_usd(caps, spender, now // QUARTER, 0)
+    return _make_usd_legs(caps, spender, now // QUARTER, 0)
 
 
-def _spread_usd(caps: Caps, spender: Spender, quarter: int, usd: int) -> tuple[Leg, ...]:
+def _make_usd_legs(caps: Caps, spender: Spender, quarter: int, usd: int) -> tuple[Leg, ...]:
     own, zone, trigger, asked = caps.session, caps.zone, spender.trigger, spender.askers
     window = window_at(own.per, quarter * QUARTER, zone)
     leg = Leg(session_stream(spender.session), window, "usd", own.max_cost_usd, usd)
@@ -503,18 +503,18 @@ def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
     return tuple(legs)
 
 
-def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | RateReached:
+def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | Contended | RateReached:
     """Decide whether a request fits this minute. Held tokens may be freed; held requests never are."""
-    waiting: MustWait | None = None
+    waiting: Contended | None = None
     for leg in legs:
         row, cap = budget_of(leg), leg.cap or 0
         if row.cap_at > _minute_start(leg):
-            return MustWait(leg, row)
+            return Contended(leg, row)
         used = row.spent + (row.held if leg.unit == "requests" else 0)
         if leg.amount > cap - used:
             return RateReached(leg, _minute_start(leg) + MINUTE)
         if leg.amount > cap - row.spent - row.held:
-            waiting = MustWait(leg, row)
+            waiting = Contended(leg, row)
     return waiting or Reserved(tuple(legs))
 
 
@@ -534,7 +534,7 @@ def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) ->
     began = _minute_start(leg)
     if row.cap_at > began:
         return row
-    after = row.capped(leg.cap, began).moved(spent=spent, held=held)
+    after = row.with_cap(leg.cap, began).with_amounts(spent=spent, held=held)
     beyond = 0 if after.cap is None else max(0, after.spent + after.held - after.cap)
     return msgspec.structs.replace(after, overrun=beyond)
 

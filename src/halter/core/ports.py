@@ -77,8 +77,8 @@ def fold_text(text: str) -> str:
     return _FOREIGN.sub(_strip_marks, unicodedata.normalize("NFKD", text)).casefold()
 
 
-def _strip_marks(found: re.Match[str]) -> str:
-    return "".join(letter for letter in found[0] if unicodedata.category(letter)[0] != "M")
+def _strip_marks(match: re.Match[str]) -> str:
+    return "".join(letter for letter in match[0] if unicodedata.category(letter)[0] != "M")
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -296,7 +296,7 @@ class Store(Protocol):
         """
         ...
 
-    async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
+    async def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, each once per lease period, and no more than so many.
 
         Unused tickets count. `put` takes part in the transaction: either a ticket is handed out and recorded, or
@@ -377,12 +377,12 @@ async def offload_body(store: Store, body: bytes | None) -> tuple[bytes | None, 
 
 async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
     """Read a stream after a place, page by page."""
-    found: list[Stored] = []
-    while page := await store.read(stream, after + len(found), STREAM_PAGE):
-        found += page
+    events: list[Stored] = []
+    while page := await store.read(stream, after + len(events), STREAM_PAGE):
+        events += page
         if len(page) < STREAM_PAGE:
             break
-    return found
+    return events
 
 
 class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class ForkLock:
     def __exit__(self, *_: object) -> None:
         self.lock.release()
 
-    def take(self, seconds: float) -> bool:
+    def try_acquire(self, seconds: float) -> bool:
         return self.lock.acquire(timeout=seconds)
 
     def let_go(self) -> None:
@@ -113,7 +113,7 @@ def _ignore_fork_warning() -> Generator[None]:
 @contextmanager
 def _take_all_locks() -> Generator[None]:
     deadline = time.monotonic() + LONGEST_WAIT
-    held = [lock for _, lock in sorted(_LOCKS.items()) if lock.take(max(0.0, deadline - time.monotonic()))]
+    held = [lock for _, lock in sorted(_LOCKS.items()) if lock.try_acquire(max(0.0, deadline - time.monotonic()))]
     try:
         yield
     finally:
@@ -166,7 +166,7 @@ class LivenessWriter:
         self._deadlines: dict[object, int] = {}
         self._call = ""
         self._workers: tuple[str, ...] = ()
-        self._shown = 0
+        self._written_at = 0
 
     def beat(self) -> None:
         self._write()
@@ -213,12 +213,12 @@ class LivenessWriter:
             call = self._call[:_LONGEST_NAME].replace("\0", "")
             text = "\0".join((call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
             self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
-            self._shown = len(text)
+            self._written_at = len(text)
 
     def _write(self) -> None:
         if self._memory is not None:
             earliest = min(self._deadlines.values(), default=0)
-            _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, self._shown)
+            _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, self._written_at)
 
 
 class PrintMask(Protocol):
@@ -237,20 +237,20 @@ class MaskedPrints:
     The end of each text is held back, since a secret may be printed in pieces, until the call ends or flushes.
     """
 
-    __slots__ = ("_lock", "_make", "_masks", "_over", "_token")
+    __slots__ = ("_is_closed", "_lock", "_make", "_masks", "_token")
 
     def __init__(self, make: Callable[[], PrintMask]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._masks: dict[int, tuple[TextIO, PrintMask]] = {}
-        self._over = False
+        self._is_closed = False
 
     def __enter__(self) -> None:
         self._token: Token[MaskedPrints | None] = _CALL.set(self)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         _CALL.reset(self._token)
-        self._over = True
+        self._is_closed = True
         # Most calls print nothing. A thread that is about to looks once more whether the call is over.
         if self._masks:
             with self._lock:
@@ -258,13 +258,13 @@ class MaskedPrints:
 
     def write(self, stream: TextIO, text: str) -> None:
         with self._lock:
-            if self._over:
+            if self._is_closed:
                 # A task or a thread that the call left behind.
                 stream.write(self.masked(text))
                 return
             _, mask = self._masks.setdefault(id(stream), (stream, self._make()))
             stream.write(mask.feed(text))
-            if self._over:
+            if self._is_closed:
                 self._finish()
 
     def flush(self, stream: TextIO) -> None:

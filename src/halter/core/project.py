@@ -50,12 +50,12 @@ class RowsBefore(Protocol):
 class MutableRows(RowsBefore, Protocol):
     """Rows that events change."""
 
-    def put(self, row: Row) -> None: ...
+    def save(self, row: Row) -> None: ...
     def drop(self, key: RowKey) -> None: ...
     def erase(self, bodies: "EraseBodies") -> None: ...
 
 
-class EventPlace(Protocol):
+class EventPosition(Protocol):
     @property
     def stream(self) -> StreamId: ...
     @property
@@ -64,39 +64,39 @@ class EventPlace(Protocol):
     def at(self) -> int: ...
 
 
-def find_session_row(place: EventPlace, known: RowsBefore) -> SessionRow:
+def find_session_row(position: EventPosition, known: RowsBefore) -> SessionRow:
     """The session that an event belongs to, if any."""
-    session = session_of(place.stream)
+    session = session_of(position.stream)
     return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
 
 
 T = TypeVar("T", bound=Row)
 
 
-def project_trigger_event(event: ev.TriggerEvent, place: EventPlace, known: MutableRows) -> None:
+def project_trigger_event(event: ev.TriggerEvent, position: EventPosition, known: MutableRows) -> None:
     row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
     match event:
         case ev.TriggerMade():
-            known.put(_apply_trigger_made(row, event, place))
+            known.save(_apply_trigger_made(row, event, position))
         case ev.TriggerEnded():
-            known.put(_replace_fields(row, ended_at=place.at, queued_at=None))
+            known.save(_replace_fields(row, ended_at=position.at, queued_at=None))
         case ev.RunStarted():
-            known.put(_apply_run_started(row, event, place))
+            known.save(_apply_run_started(row, event, position))
             if event.item:
                 item = _find_item_row(known, event.trigger, event.item)
-                known.put(_replace_fields(item, attempts=event.attempt, session=event.session))
+                known.save(_replace_fields(item, attempts=event.attempt, session=event.session))
         case ev.RunSkipped():
             queued = None if row.queued_at == event.due_at else row.queued_at
-            known.put(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued))
+            known.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued))
         case ev.RunQueued():
-            known.put(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
+            known.save(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
         case ev.RunsDelayed():
-            known.put(_replace_fields(row, delayed=event.sentence, delayed_until=event.until))
+            known.save(_replace_fields(row, delayed=event.sentence, delayed_until=event.until))
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
-            known.put(_apply_item_event(_find_item_row(known, event.trigger, event.item), event, place))
+            known.save(_apply_item_event(_find_item_row(known, event.trigger, event.item), event, position))
 
 
-def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, place: EventPlace) -> TriggerRow:
+def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, position: EventPosition) -> TriggerRow:
     """Create or change a trigger; what has been dealt with stays so."""
     return _replace_fields(
         row,
@@ -104,35 +104,37 @@ def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, place: EventPlac
         type=event.type,
         digest=event.digest,
         made_by=event.by,
-        made_at=place.at,
-        made_seq=place.seq,
+        made_at=position.at,
+        made_seq=position.seq,
         ended_at=None,
-        ticked_at=place.at,
+        ticked_at=position.at,
         queued_at=None,
     )
 
 
-def _apply_run_started(row: TriggerRow, event: ev.RunStarted, place: EventPlace) -> TriggerRow:
+def _apply_run_started(row: TriggerRow, event: ev.RunStarted, position: EventPosition) -> TriggerRow:
     return _replace_fields(
         row,
         ticked_at=max(row.ticked_at, event.due_at),
         queued_at=None if row.queued_at == event.due_at else row.queued_at,
         runs=row.runs + 1,
         session=event.session,
-        ran_at=place.at,
+        ran_at=position.at,
         delayed="",
         delayed_until=None,
     )
 
 
 def _apply_item_event(
-    row: ItemRow, event: ev.ItemSeen | ev.ItemQuarantined | ev.ItemReleased, place: EventPlace
+    row: ItemRow, event: ev.ItemSeen | ev.ItemQuarantined | ev.ItemReleased, position: EventPosition
 ) -> ItemRow:
     match event:
         case ev.ItemSeen():
-            return _replace_fields(row, name=event.name, size=event.size, seen_at=place.at, ignored=int(event.ignored))
+            return _replace_fields(
+                row, name=event.name, size=event.size, seen_at=position.at, ignored=int(event.ignored)
+            )
         case ev.ItemQuarantined():
-            return _replace_fields(row, attempts=event.attempts, quarantined_at=place.at, sentence=event.sentence)
+            return _replace_fields(row, attempts=event.attempts, quarantined_at=position.at, sentence=event.sentence)
         case ev.ItemReleased():
             return _replace_fields(row, attempts=0, session="", quarantined_at=None, sentence="", ignored=0)
 
@@ -141,48 +143,50 @@ def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
     return known.get(ItemRow, trigger, item) or ItemRow(trigger, item)
 
 
-def project_artifact_event(event: ev.ArtifactEvent, place: EventPlace, known: MutableRows) -> None:
-    session = find_session(place.stream)
+def project_artifact_event(event: ev.ArtifactEvent, position: EventPosition, known: MutableRows) -> None:
+    session = find_session(position.stream)
     match event:
         case ev.FindingEmitted():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
             facts = {key: getattr(event, key) for key in ("agent", "severity", "support", "document", "name")}
-            known.put(_replace_fields(row, session=session, emitted_at=place.at, emitted_seq=place.seq, **facts))
+            known.save(_replace_fields(row, session=session, emitted_at=position.at, emitted_seq=position.seq, **facts))
         case ev.FindingReviewed():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
-            known.put(_replace_fields(row, review=event.verdict, reviewed_seq=place.seq))
+            known.save(_replace_fields(row, review=event.verdict, reviewed_seq=position.seq))
         case ev.MemoryProposed():
             row = known.get(MemoryRow, event.memory) or MemoryRow(event.memory)
-            known.put(
-                _replace_fields(row, session=session, agent=event.agent, proposed_at=place.at, proposed_seq=place.seq)
+            known.save(
+                _replace_fields(
+                    row, session=session, agent=event.agent, proposed_at=position.at, proposed_seq=position.seq
+                )
             )
         case ev.PrecedentProposed():
-            known.put(_apply_precedent(known.get(PrecedentRow, event.precedent), event, session, place))
+            known.save(_apply_precedent(known.get(PrecedentRow, event.precedent), event, session, position))
         case ev.ProposalDecided():
-            known.put(_apply_proposal_decision(event, place, known))
+            known.save(_apply_proposal_decision(event, position, known))
         case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
-            known.put(_apply_notification(event, place, known))
+            known.save(_apply_notification(event, position, known))
 
 
 def _apply_precedent(
-    row: PrecedentRow | None, event: ev.PrecedentProposed, session: str, place: EventPlace
+    row: PrecedentRow | None, event: ev.PrecedentProposed, session: str, position: EventPosition
 ) -> PrecedentRow:
     row = row or PrecedentRow(event.precedent)
-    mine = (place.at, session, place.seq)
+    mine = (position.at, session, position.seq)
     words = row.observed_count and (row.first_at, row.session, row.proposed_seq) <= mine
-    first = {} if words else {"first_at": place.at, "session": session, "proposed_seq": place.seq}
+    first = {} if words else {"first_at": position.at, "session": session, "proposed_seq": position.seq}
     return _replace_fields(
         row,
         agent=event.agent,
         kind=event.kind,
         observed_count=row.observed_count + 1,
-        last_at=max(row.last_at, place.at),
+        last_at=max(row.last_at, position.at),
         **first,
     )
 
 
-def _apply_proposal_decision(event: ev.ProposalDecided, place: EventPlace, known: RowsBefore) -> Row:
-    said = {"status": event.status, "by": event.by, "decided_at": place.at}
+def _apply_proposal_decision(event: ev.ProposalDecided, position: EventPosition, known: RowsBefore) -> Row:
+    said = {"status": event.status, "by": event.by, "decided_at": position.at}
     match event.about:
         case "finding":
             return _replace_fields(known.get(FindingRow, event.proposal) or FindingRow(event.proposal), **said)
@@ -193,15 +197,17 @@ def _apply_proposal_decision(event: ev.ProposalDecided, place: EventPlace, known
 
 
 def _apply_notification(
-    event: ev.NotificationQueued | ev.NotificationSent | ev.NotificationFailed, place: EventPlace, known: RowsBefore
+    event: ev.NotificationQueued | ev.NotificationSent | ev.NotificationFailed,
+    position: EventPosition,
+    known: RowsBefore,
 ) -> NotificationRow:
     row = known.get(NotificationRow, event.notification) or NotificationRow(event.notification)
     match event:
         case ev.NotificationQueued():
-            facts = {"channel": event.channel, "agent": event.agent, "about": event.about, "stream": place.stream}
-            return _replace_fields(row, queued_at=place.at, queued_seq=place.seq, **facts)
+            facts = {"channel": event.channel, "agent": event.agent, "about": event.about, "stream": position.stream}
+            return _replace_fields(row, queued_at=position.at, queued_seq=position.seq, **facts)
         case ev.NotificationSent():
-            return _replace_fields(row, sent_at=place.at, attempts=event.attempts, next_at=None, error="")
+            return _replace_fields(row, sent_at=position.at, attempts=event.attempts, next_at=None, error="")
         case ev.NotificationFailed():
             gave_up = int(event.next_at is None)
             return _replace_fields(
@@ -250,8 +256,8 @@ def _replace_fields(row: T, **changes: object) -> T:
     return msgspec.structs.replace(row, **changes)
 
 
-def project_decision_asked(event: ev.DecisionAsked, place: EventPlace, known: RowsBefore) -> DecisionRow:
-    session = find_session_row(place, known)
+def project_decision_asked(event: ev.DecisionAsked, position: EventPosition, known: RowsBefore) -> DecisionRow:
+    session = find_session_row(position, known)
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
         row,
@@ -263,16 +269,16 @@ def project_decision_asked(event: ev.DecisionAsked, place: EventPlace, known: Ro
         digest=event.digest,
         level=event.level or "",
         risk=event.risk or "",
-        asked_at=place.at,
+        asked_at=position.at,
         expires_at=event.expires_at,
         same=event.same,
         keys=_encode_words(event.keys),
-        asked_seq=place.seq,
+        asked_seq=position.seq,
         approvers=event.approvers,
     )
 
 
-def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: RowsBefore) -> DecisionRow:
+def project_decision_made(event: ev.DecisionMade, position: EventPosition, known: RowsBefore) -> DecisionRow:
     """Order-independent with the question."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
@@ -280,8 +286,8 @@ def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: Rows
         verdict=event.verdict,
         by=event.by,
         decided_digest=event.digest,
-        decided_at=place.at,
-        decided_seq=place.seq,
+        decided_at=position.at,
+        decided_seq=position.seq,
         first_by=event.first_by or row.first_by,
     )
 
@@ -290,7 +296,7 @@ def _encode_words(words: tuple[str, ...]) -> str:
     return msgspec.json.encode(words).decode()
 
 
-def project_rule_made(event: ev.RuleMade, place: EventPlace) -> RuleRow:
+def project_rule_made(event: ev.RuleMade, position: EventPosition) -> RuleRow:
     return RuleRow(
         rule=event.rule,
         tool=event.tool,
@@ -299,7 +305,7 @@ def project_rule_made(event: ev.RuleMade, place: EventPlace) -> RuleRow:
         matcher=event.matcher,
         keys=_encode_words(event.keys),
         by=event.by,
-        made_at=place.at,
+        made_at=position.at,
         expires_at=event.expires_at,
     )
 
@@ -316,49 +322,49 @@ NO_USAGE: Final = Usage()
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
-def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
+def project_event(event: ev.AnyEvent, position: EventPosition, known: MutableRows) -> None:
     """Change the rows as an event says."""
-    PROJECTIONS.get(type(event), project_session_event)(event, place, known)
+    PROJECTIONS.get(type(event), project_session_event)(event, position, known)
 
 
-def _request_started(event: ev.RequestStarted, place: EventPlace, known: MutableRows) -> None:
+def _request_started(event: ev.RequestStarted, position: EventPosition, known: MutableRows) -> None:
     if event.legs:
-        _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
+        _insert_hold(event.request, event.model, event.purpose, event.legs, position, known)
 
 
-def _request_settled(event: ev.RequestSettled, place: EventPlace, known: MutableRows) -> None:
+def _request_settled(event: ev.RequestSettled, position: EventPosition, known: MutableRows) -> None:
     if event.charge is not None:
-        _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
+        _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, position, known)
 
 
-def _call_settled(event: ev.CallSettled, place: EventPlace, known: MutableRows) -> None:
+def _call_settled(event: ev.CallSettled, position: EventPosition, known: MutableRows) -> None:
     if event.charge is not None:
-        _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
+        _settle_hold(event.call, event, event.charge, NO_USAGE, position, known)
     if event.audited:
-        _settle_audit(event, place, known)
+        _settle_audit(event, position, known)
 
 
-def _project_nothing(event: ev.ChannelEvent | ev.TurnEnded, place: EventPlace, known: MutableRows) -> None:
+def _project_nothing(event: ev.ChannelEvent | ev.TurnEnded, position: EventPosition, known: MutableRows) -> None:
     """A channel is folded from its stream, and the end of a turn says nothing of its session: they have no rows."""
 
 
-def _turn_started(event: ev.TurnStarted, place: EventPlace, known: MutableRows) -> None:
-    row = known.get(SessionRow, find_session(place.stream))
+def _turn_started(event: ev.TurnStarted, position: EventPosition, known: MutableRows) -> None:
+    row = known.get(SessionRow, find_session(position.stream))
     # Mostly nothing came, and the row stays as it is.
     if row is None or row.inbox_seen != event.inbox_seen:
-        known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
+        known.save(_change_session(position, known, inbox_seen=event.inbox_seen))
 
 
-def project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
+def project_session_event(event: ev.SessionEvent, position: EventPosition, known: MutableRows) -> None:
     match event:
         case ev.CallRefused():
             # Refused calls of any level are audited.
-            known.put(_make_audit_row(event, place, known, event.outcome, settled_seq=place.seq))
+            known.save(_make_audit_row(event, position, known, event.outcome, settled_seq=position.seq))
         case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
-            known.put(_move_session(event, place, known))
-            _move_outage(event, place, known)
+            known.save(_move_session(event, position, known))
+            _move_outage(event, position, known)
         case ev.WakePosted():
-            known.put(_wake_posted(event, place, known))
+            known.save(_wake_posted(event, position, known))
         case (
             ev.CostCapReached()
             | ev.OverrunIncurred()
@@ -380,13 +386,13 @@ def project_session_event(event: ev.SessionEvent, place: EventPlace, known: Muta
         ):
             pass
         case ev.PersonSignedOn() | ev.SignOnRefused():
-            known.put(_audit_sign_on(event, place))
+            known.save(_audit_sign_on(event, position))
         case ev.SessionStarted() | ev.SessionEnded() | ev.TurnStarted() | ev.TurnEnded():
             pass  # By functions of their own, as these:
         case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
             pass
         case _:
-            _project_statement(event, place, known)
+            _project_statement(event, position, known)
 
 
 _Statement = (
@@ -406,43 +412,47 @@ _Statement = (
 )
 
 
-def _project_statement(event: _Statement, place: EventPlace, known: MutableRows) -> None:
+def _project_statement(event: _Statement, position: EventPosition, known: MutableRows) -> None:
     """Yield the rows of what people are asked and say."""
     match event:
         case ev.CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
-            known.put(row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun))
+            known.save(row.with_cap(event.cap, position.at, event.by).with_amounts(overrun=event.overrun))
         case ev.HaltRequested() | ev.HaltLifted():
-            known.put(_project_halt(event, place))
+            known.save(_project_halt(event, position))
         case ev.DecisionAsked():
-            known.put(project_decision_asked(event, place, known))
+            known.save(project_decision_asked(event, position, known))
         case ev.ApprovalGiven():
             row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-            known.put(msgspec.structs.replace(row, first_by=event.by))
+            known.save(msgspec.structs.replace(row, first_by=event.by))
         case ev.DecisionMade():
-            known.put(project_decision_made(event, place, known))
-            if find_session(place.stream):
-                known.put(
-                    _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+            known.save(project_decision_made(event, position, known))
+            if find_session(position.stream):
+                known.save(
+                    _change_session(
+                        position, known, inbox_head=position.seq, inbox_wake=position.seq, inbox_wake_at=position.at
+                    )
                 )
         case ev.DecisionWithdrawn():
             # The missing time shows that no person decided it.
             row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-            known.put(msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq))
+            known.save(msgspec.structs.replace(row, verdict="withdrawn", decided_seq=position.seq))
         case ev.RuleMade():
-            known.put(project_rule_made(event, place))
+            known.save(project_rule_made(event, position))
         case ev.RuleEnded():
             row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
-            known.put(msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by))
+            known.save(msgspec.structs.replace(row, ended_at=position.at, ended_by=event.by))
         case ev.ToolPinned():
-            known.put(PinRow(event.agent, event.tool, event.digest, event.by, place.at))
+            known.save(PinRow(event.agent, event.tool, event.digest, event.by, position.at))
         case ev.BodiesErased():
             known.erase(EraseBodies(StreamId(event.stream), event.through))
         case ev.AgentSwitched():
-            known.put(AgentRow(event.agent, int(event.on), place.at, event.by, event.reason))
+            known.save(AgentRow(event.agent, int(event.on), position.at, event.by, event.reason))
         case ev.FleetPolicyAdopted():
             caps = (event.day_cap, event.month_cap)
-            known.put(FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by, *caps))
+            known.save(
+                FleetPolicyRow(position.stream, position.seq, event.policy, event.digest, position.at, event.by, *caps)
+            )
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
@@ -454,24 +464,24 @@ def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
     return (*keys, POLICY_KEY) if any(leg.scope == FLEET for leg in legs) else keys
 
 
-def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> SessionRow:
-    session = find_session(place.stream)
+def _change_session(position: EventPosition, known: RowsBefore, **changes: Any) -> SessionRow:
+    session = find_session(position.stream)
     row = known.get(SessionRow, session) or SessionRow(session)
     return msgspec.structs.replace(row, **changes).scheduled()
 
 
-def _project_halt(event: ev.HaltRequested | ev.HaltLifted, place: EventPlace) -> HaltRow:
+def _project_halt(event: ev.HaltRequested | ev.HaltLifted, position: EventPosition) -> HaltRow:
     match event:
         case ev.HaltRequested():
-            return HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
+            return HaltRow(event.scope, 1, position.at, event.by, event.reason, 0, int(event.cancels))
         case ev.HaltLifted():
-            return HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
+            return HaltRow(event.scope, 0, position.at, event.by, event.reason, event.ramp)
 
 
-def _session_started(event: ev.SessionStarted, place: EventPlace, known: MutableRows) -> None:
-    known.put(
+def _session_started(event: ev.SessionStarted, position: EventPosition, known: MutableRows) -> None:
+    known.save(
         _change_session(
-            place,
+            position,
             known,
             agent=event.agent,
             kind=event.kind,
@@ -479,64 +489,66 @@ def _session_started(event: ev.SessionStarted, place: EventPlace, known: Mutable
             parent=event.parent,
             definition=event.definition,
             format=event.format,
-            started_at=place.at,
-            wake_at=place.at,
+            started_at=position.at,
+            wake_at=position.at,
         )
     )
     if event.carved:
-        _place_hold(event.session, event.agent, "turn", event.carved, place, known)
+        _insert_hold(event.session, event.agent, "turn", event.carved, position, known)
     for leg in event.carved if event.bound else ():
-        own = budget_row(known, Account(place.stream, "", leg.unit))
-        known.put(own.capped(leg.amount, place.at, CARVED_CAP))
+        own = budget_row(known, Account(position.stream, "", leg.unit))
+        known.save(own.with_cap(leg.amount, position.at, CARVED_CAP))
 
 
 def _move_session(
-    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, place: EventPlace, known: RowsBefore
+    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, position: EventPosition, known: RowsBefore
 ) -> SessionRow:
     match event:
         case ev.SessionWoken():
-            return _session_woken(event, place, known)
+            return _session_woken(event, position, known)
         case ev.SessionParked():
-            return _session_parked(event, place, known)
+            return _session_parked(event, position, known)
         case ev.SessionResumed():
-            return _session_resumed(event, place, known)
+            return _session_resumed(event, position, known)
 
 
 def _move_outage(
-    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, place: EventPlace, known: MutableRows
+    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, position: EventPosition, known: MutableRows
 ) -> None:
     """Keep since when no model answers a session; another trouble is another outage."""
-    session = find_session(place.stream)
+    session = find_session(position.stream)
     match event:
         case ev.SessionParked(trouble=trouble) if trouble:
             row = known.get(OutageRow, session)
             going_on = row is not None and row.ended_at is None and row.trouble == trouble
-            began_at = row.began_at if row is not None and going_on else place.at
-            agent = find_session_row(place, known).agent
-            known.put(OutageRow(session, agent, trouble, event.sentence, began_at))
+            began_at = row.began_at if row is not None and going_on else position.at
+            agent = find_session_row(position, known).agent
+            known.save(OutageRow(session, agent, trouble, event.sentence, began_at))
         case ev.SessionWoken(recovered=True):
             row = known.get(OutageRow, session)
             if row is not None:
-                known.put(_replace_fields(row, ended_at=place.at))
+                known.save(_replace_fields(row, ended_at=position.at))
         case _:
             pass
 
 
-def _session_woken(event: ev.SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _session_woken(event: ev.SessionWoken, position: EventPosition, known: RowsBefore) -> SessionRow:
     """Run in the format of the waking program: an older one must not take it up again."""
-    row = _change_session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+    row = _change_session(
+        position, known, state="RUNNING", wake_at=position.at, wake_on="", inbox_seen=event.inbox_seen
+    )
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_resumed(event: ev.SessionResumed, place: EventPlace, known: RowsBefore) -> SessionRow:
-    row = _change_session(place, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=place.at)
+def _session_resumed(event: ev.SessionResumed, position: EventPosition, known: RowsBefore) -> SessionRow:
+    row = _change_session(position, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=position.at)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_parked(event: ev.SessionParked, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _session_parked(event: ev.SessionParked, position: EventPosition, known: RowsBefore) -> SessionRow:
     kept = {} if event.resident else {"owner": NO_OWNER}
     return _change_session(
-        place,
+        position,
         known,
         state=event.state,
         inbox_seen=event.inbox_seen,
@@ -546,41 +558,41 @@ def _session_parked(event: ev.SessionParked, place: EventPlace, known: RowsBefor
     )
 
 
-def _session_ended(event: ev.SessionEnded, place: EventPlace, known: MutableRows) -> None:
-    known.put(
+def _session_ended(event: ev.SessionEnded, position: EventPosition, known: MutableRows) -> None:
+    known.save(
         _change_session(
-            place,
+            position,
             known,
             state=event.state,
             terminal_reason=event.terminal_reason,
-            ended_at=place.at,
+            ended_at=position.at,
             wake_at=None,
             wake_on="",
             owner=NO_OWNER,
         )
     )
-    session = find_session(place.stream)
+    session = find_session(position.stream)
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
         _free_hold(hold, event.charge, known)
 
 
-def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
-    waking = {"inbox_wake": place.seq, "inbox_wake_at": place.at} if event.wakes else {}
-    return _change_session(place, known, inbox_head=place.seq, **waking)
+def _wake_posted(event: ev.WakePosted, position: EventPosition, known: RowsBefore) -> SessionRow:
+    waking = {"inbox_wake": position.seq, "inbox_wake_at": position.at} if event.wakes else {}
+    return _change_session(position, known, inbox_head=position.seq, **waking)
 
 
-def _place_hold(
-    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: MutableRows
+def _insert_hold(
+    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], position: EventPosition, known: MutableRows
 ) -> None:
-    at = place.at
-    known.put(HoldRow(hold, find_session(place.stream), at, purpose, name, _ENCODE_LEGS(legs)))
+    at = position.at
+    known.save(HoldRow(hold, find_session(position.stream), at, purpose, name, _ENCODE_LEGS(legs)))
     for leg in legs:
         row = budget_row(known, leg)
         if row.window == MINUTE_WINDOW:
-            known.put(money.add_to_minute(row, leg, held=leg.amount))
+            known.save(money.add_to_minute(row, leg, held=leg.amount))
         else:
-            known.put(row.capped(leg.cap, at, "", leg.amount))
+            known.save(row.with_cap(leg.cap, at, "", leg.amount))
 
 
 def _settle_hold(
@@ -588,21 +600,21 @@ def _settle_hold(
     event: ev.CallSettled | ev.RequestSettled,
     charge: Charge,
     usage: Usage,
-    place: EventPlace,
+    position: EventPosition,
     known: MutableRows,
 ) -> None:
     unheld = event.unheld
     if unheld is not None and unheld.accounts:
         # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
-        _place_hold(call, unheld.name, unheld.purpose, unheld.accounts, place, known)
+        _insert_hold(call, unheld.name, unheld.purpose, unheld.accounts, position, known)
     hold = known.get(HoldRow, call)
     if hold is None:
         return
     held_usd = _free_hold(hold, charge, known)
     session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
-    known.put(
+    known.save(
         SpendRow(
-            place.at,
+            position.at,
             call,
             session.agent,
             hold.session,
@@ -627,41 +639,41 @@ def _free_hold(hold: HoldRow, charge: Charge, known: MutableRows) -> int:
         row, amount, unit = budget_row(known, leg), leg.amount, leg.unit
         spent = charge.tokens if unit == "tokens" else charge.of(unit)
         if row.window == MINUTE_WINDOW:
-            known.put(money.add_to_minute(row, leg, spent=spent, held=-amount))
+            known.save(money.add_to_minute(row, leg, spent=spent, held=-amount))
         else:
-            known.put(row.moved(spent, -amount))
+            known.save(row.with_amounts(spent, -amount))
         if unit == "usd" and amount > held_usd:
             held_usd = amount
     for over in charge.overruns:
-        known.put(budget_row(known, over).moved(overrun=over.amount))
+        known.save(budget_row(known, over).with_amounts(overrun=over.amount))
     return held_usd
 
 
-def _call_started(event: ev.CallStarted, place: EventPlace, known: MutableRows) -> None:
+def _call_started(event: ev.CallStarted, position: EventPosition, known: MutableRows) -> None:
     if event.legs:
-        _place_hold(event.call, event.tool, event.purpose, event.legs, place, known)
+        _insert_hold(event.call, event.tool, event.purpose, event.legs, position, known)
     for digest in event.writes:
-        agent = find_session_row(place, known).agent
+        agent = find_session_row(position, known).agent
         before = known.get(OutputRow, agent, digest)
-        known.put(OutputRow(agent, digest, min(place.at, before.at) if before else place.at))
+        known.save(OutputRow(agent, digest, min(position.at, before.at) if before else position.at))
     if event.rated:
-        known.put(rate_row(known, find_session_row(place, known).agent, event.tool, event.rated, attempts=1))
+        known.save(rate_row(known, find_session_row(position, known).agent, event.tool, event.rated, attempts=1))
     if event.decision:
         row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-        known.put(msgspec.structs.replace(row, used_at=place.at))
+        known.save(msgspec.structs.replace(row, used_at=position.at))
     if event.audit:
-        known.put(_make_audit_row(event, place, known, shows_result=int(event.audit == "full")))
+        known.save(_make_audit_row(event, position, known, shows_result=int(event.audit == "full")))
 
 
 def _make_audit_row(
     event: ev.CallStarted | ev.CallRefused,
-    place: EventPlace,
+    position: EventPosition,
     known: RowsBefore,
     outcome: str = "",
     shows_result: int = 0,
     settled_seq: int = 0,
 ) -> AuditRow:
-    session = find_session_row(place, known)
+    session = find_session_row(position, known)
     return AuditRow(
         call=event.call,
         session=session.session,
@@ -674,14 +686,14 @@ def _make_audit_row(
         outcome=outcome,
         cost_usd=0,
         duration_ms=0,
-        created_at=place.at,
+        created_at=position.at,
         shows_result=shows_result,
-        asked_seq=place.seq,
+        asked_seq=position.seq,
         settled_seq=settled_seq,
     )
 
 
-def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, place: EventPlace) -> AuditRow:
+def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, position: EventPosition) -> AuditRow:
     entered = isinstance(event, ev.PersonSignedOn)
     return AuditRow(
         call=event.id,
@@ -695,23 +707,23 @@ def _audit_sign_on(event: ev.PersonSignedOn | ev.SignOnRefused, place: EventPlac
         outcome="ok" if entered else event.why,
         cost_usd=0,
         duration_ms=0,
-        created_at=place.at,
+        created_at=position.at,
         shows_result=0,
-        asked_seq=place.seq,
-        settled_seq=place.seq,
+        asked_seq=position.seq,
+        settled_seq=position.seq,
     )
 
 
-def _settle_audit(event: ev.CallSettled, place: EventPlace, known: MutableRows) -> None:
+def _settle_audit(event: ev.CallSettled, position: EventPosition, known: MutableRows) -> None:
     row = known.get(AuditRow, event.call)
     if row is not None:
-        known.put(
+        known.save(
             msgspec.structs.replace(
                 row,
                 outcome=event.outcome,
                 cost_usd=event.charge.usd if event.charge else 0,
                 duration_ms=event.duration_ms,
-                settled_seq=place.seq,
+                settled_seq=position.seq,
             )
         )
 
@@ -747,7 +759,7 @@ def _make_shared_key(scope: str, window: str, unit: Unit) -> BudgetKey:
     return (BudgetRow, scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, unit)
 
 
-PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPlace, MutableRows], None]]] = {
+PROJECTIONS: Final[dict[type[Any], Callable[[Any, EventPosition, MutableRows], None]]] = {
     **dict.fromkeys(get_args(ev.AnyEvent), project_session_event),
     ev.SessionStarted: _session_started,
     ev.SessionEnded: _session_ended,

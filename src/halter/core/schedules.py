@@ -138,10 +138,10 @@ def _cron_flaw(cron: str) -> str:
     return "" if comes else f"The cron {cron!r} never fires: no day fits it. {_EXAMPLE}"
 
 
-def _every_flaw(every: int) -> str:
-    if every < SECOND:
+def _every_flaw(interval: int) -> str:
+    if interval < SECOND:
         return "`every` must be at least one second: write it like 15m."
-    return "" if every <= MOST_DAYS * DAY else f"`every` must be at most {MOST_DAYS} days: write it like 15m."
+    return "" if interval <= MOST_DAYS * DAY else f"`every` must be at most {MOST_DAYS} days: write it like 15m."
 
 
 def _days_flaw(timing: Timing) -> str:
@@ -159,10 +159,10 @@ def next_tick_after(timing: Timing, after: int) -> int | None:
     return next(_iterate_ticks(timing, after), None)
 
 
-def count_ticks(timing: Timing, after: int, until: int, most: int = 1000) -> TickCount:
+def count_ticks(timing: Timing, after: int, until: int, limit: int = 1000) -> TickCount:
     """Count the ticks after a moment, up to and including another; the work is bounded."""
     counted, latest = 0, None
-    for tick in islice(_iterate_ticks(timing, after), most):
+    for tick in islice(_iterate_ticks(timing, after), limit):
         if tick > until:
             return TickCount(counted, latest)
         counted, latest = counted + 1, tick
@@ -221,9 +221,9 @@ def explain_timing(timing: Timing) -> str:
         return f"every {_describe_duration(timing.every)}"
     if timing.days:
         return f"{_describe_interval(timing)} at {timing.time}, {timing.timezone}"
-    told = CronSim(timing.cron, datetime(2000, 1, 1)).explain()  # noqa: DTZ001  no zone changes the words
-    told = told.replace("Monday through Friday", "weekdays")
-    return f"{told[0].lower()}{told[1:]}, {timing.timezone}"
+    sentence = CronSim(timing.cron, datetime(2000, 1, 1)).explain()  # noqa: DTZ001  no zone changes the words
+    sentence = sentence.replace("Monday through Friday", "weekdays")
+    return f"{sentence[0].lower()}{sentence[1:]}, {timing.timezone}"
 
 
 def _describe_interval(timing: Timing) -> str:
@@ -234,14 +234,14 @@ def _describe_interval(timing: Timing) -> str:
     return "every day" if timing.days == 1 else f"every {timing.days} days"
 
 
-def _describe_duration(every: int) -> str:
+def _describe_duration(interval: int) -> str:
     parts: list[str] = []
     for unit, name in _SCHEDULE_UNITS:
-        number, every = divmod(every, unit)
+        number, interval = divmod(interval, unit)
         if number:
             parts.append(f"{number} {name}{'' if number == 1 else 's'}")
-    told = " and ".join(parts)
-    return told.removeprefix("1 ") if len(parts) == 1 else told
+    sentence = " and ".join(parts)
+    return sentence.removeprefix("1 ") if len(parts) == 1 else sentence
 
 
 def parse_moment(text: str, timezone: str) -> int | str:
@@ -250,12 +250,12 @@ def parse_moment(text: str, timezone: str) -> int | str:
     zone = find_zone(timezone)
     if zone is None:
         return f"The time zone {timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
-    found = _AT.fullmatch(text.strip())
-    if found is None:
+    match = _AT.fullmatch(text.strip())
+    if match is None:
         return wrong
     try:
-        read = datetime.fromisoformat(found[0])
-        moment = to_micros(read) if found[1] else find_first_moment(read.date(), read.time(), zone)
+        read = datetime.fromisoformat(match[0])
+        moment = to_micros(read) if match[1] else find_first_moment(read.date(), read.time(), zone)
     except (ValueError, OverflowError):
         return wrong
     return moment if 0 <= moment < LATEST_MOMENT else wrong

@@ -76,8 +76,8 @@ def describe_value(value: Any) -> str:
             return "a list"
 
 
-def shorten(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
+def shorten(text: str, limit: int = 40) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def to_one_line(name: str) -> str:
@@ -174,8 +174,8 @@ def compile_expression(
     try:
         program = cast("_Program", cel.compile(text))
     except ValueError as error:
-        told = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
-        raise ConfigError(f"{place}: the {noun} `{text}` is no CEL expression: {told}.") from None
+        sentence = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
+        raise ConfigError(f"{place}: the {noun} `{text}` is no CEL expression: {sentence}.") from None
     unknown = set(program.variables()) - {*knows, *_TYPES, *_LOOP_VARIABLE.findall(text)}
     if unknown:
         names = join_names(sorted(unknown))
@@ -189,8 +189,8 @@ def _trial_run(program: _Program, text: str, knows: Mapping[str, Any], place: st
     try:
         program.execute(dict(knows))
     except RuntimeError as error:
-        told = str(error).partition(". Check")[0]
-        raise ConfigError(f"{place}: the {noun} `{text}` cannot be worked out: {told}.") from None
+        sentence = str(error).partition(". Check")[0]
+        raise ConfigError(f"{place}: the {noun} `{text}` cannot be worked out: {sentence}.") from None
     except (LookupError, TypeError, ValueError, ArithmeticError):
         # Nothing is known yet, so that most conditions have nothing to look at.
         return

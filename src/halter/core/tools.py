@@ -309,7 +309,7 @@ def substitute_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
     """Put secrets into every text of a JSON value; the secrets themselves are not expanded again."""
     match value:
         case str():
-            return _SECRET.sub(lambda found: reveal(found[1]), value)
+            return _SECRET.sub(lambda match: reveal(match[1]), value)
         case list():
             return [substitute_secrets(each, reveal) for each in cast("list[Any]", value)]
         case dict():

@@ -76,13 +76,13 @@ class ModelName(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `provider:model` or `provider/model`; all that follows the first separator is the model."""
-        found = _MODEL_NAME.fullmatch(text)
-        if found is None:
+        match = _MODEL_NAME.fullmatch(text)
+        if match is None:
             raise ValueError(
                 f"The model {text!r} does not name its provider and itself: "
                 "write provider:model, as in anthropic:claude-sonnet-4-5."
             )
-        return cls(found[1], found[2])
+        return cls(match[1], match[2])
 
     def __str__(self) -> str:
         return _join_name(self.provider, self.model)
@@ -194,7 +194,7 @@ class ModelPrices(Protocol):
         """An upper bound for these tokens, however the input is split and cached."""
         ...
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = ...) -> int:
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = ...) -> int:
         """The most output, up to `at_most`, that the budget covers; 0 if not one token fits."""
         ...
 

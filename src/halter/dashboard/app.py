@@ -105,20 +105,20 @@ WIRE_LOGGERS: Final = ("engineio.server", "socketio.server")
 class LogCapture(logging.Handler):
     """Reports errors. Warnings are about a browser's request, which has its answer."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
-        self._tell = tell
+        self._on_line = report
 
     def emit(self, record: logging.LogRecord) -> None:
         """Reports the kind of an error."""
         error = record.exc_info[1] if record.exc_info else None
         kind = f"{type(error).__name__}: " if error is not None else ""
-        self._tell(f"A page broke: {kind}{record.getMessage()}")
+        self._on_line(f"A page broke: {kind}{record.getMessage()}")
 
 
-def capture_logs(tell: Callable[[str], None]) -> None:
+def capture_logs(report: Callable[[str], None]) -> None:
     """Captures what is logged, instead of writing it to the terminal."""
-    _set_only_handler(PAGES_LOGGER, LogCapture(tell))
+    _set_only_handler(PAGES_LOGGER, LogCapture(report))
     for name in WIRE_LOGGERS:
         _set_only_handler(name, logging.NullHandler())
 
@@ -139,7 +139,7 @@ def mount_dashboard(
     api: FastAPI,
     app: Runtime,
     bus: Bus,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     agents: AgentFolders | None = None,
 ) -> LiveFeed:
     """Mounts the dashboard at `/`, behind the middleware, which put a `Who` into the scope.
@@ -147,7 +147,7 @@ def mount_dashboard(
     The returned feed listens to the bus while a page is open. Failures are reported to `tell`. Sessions can be begun
     with `agents`, whose folders are at hand.
     """
-    capture_logs(tell)
+    capture_logs(report)
     live = LiveFeed(bus, app.clock)
     opens = partial(OpenPage, app, live=live, agents=agents)
     pages: Any = core.app
@@ -185,20 +185,20 @@ async def build_unknown_page(_: OpenPage) -> RefreshPage:
 
 
 def _page(path: str, title: str, here: str, shows: AnyPageBuilder, opens: Callable[..., OpenPage]) -> None:
-    async def shown(request: Request, client: Client) -> None:
+    async def render(request: Request, client: Client) -> None:
         name = request.path_params.get("name")
-        room = opens(who=request.scope[WHO_KEY], client=client)
+        page = opens(who=request.scope[WHO_KEY], client=client)
         whole = title if name is None else make_single_line(f"{title}{name}", 80)
         ui.page_title(f"{whole} · Halter")
         build = shows if name is None else partial(_build_named_page, shows, name)
         try:
-            await build_frame(room, whole, here, build)
+            await build_frame(page, whole, here, build)
         except HalterError as error:
             client.status_code = find_status(error)
             ui.page_title(f"{name_problem(error)} · Halter")
             build_problem(error, request.url.path)
 
-    ui.page(path, response_timeout=30)(shown)
+    ui.page(path, response_timeout=30)(render)
 
 
 def find_status(error: HalterError) -> int:
@@ -248,8 +248,8 @@ def _add_files(api: FastAPI) -> None:
     api.get(TOUCH_ICON_PATH, include_in_schema=False, response_model=None)(icon)
 
 
-async def _build_named_page(shows: AnyPageBuilder, name: str, room: OpenPage) -> RefreshPage:
-    return await shows(room, name)
+async def _build_named_page(shows: AnyPageBuilder, name: str, page: OpenPage) -> RefreshPage:
+    return await shows(page, name)
 
 
 def _reset_nicegui() -> None:

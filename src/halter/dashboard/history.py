@@ -97,7 +97,7 @@ def _settle_span(span: ChartSpan, at: int, outcome: str) -> ChartSpan:
 
 
 def _name_outcome(outcome: str) -> str:
-    return label_outcome(outcome).word.casefold()
+    return label_outcome(outcome).text.casefold()
 
 
 def _end_span(span: ChartSpan, at: int, how: str, *, fine: bool) -> ChartSpan:
@@ -166,16 +166,16 @@ def _describe(stored: Stored, names: dict[str, str]) -> str:
     match stored.event:
         case SessionEnded() as event:
             why = explain_terminal(event.state, event.terminal_reason)
-            return f"{label_state(event.state).word}{f': {why}' if why else ''}"
+            return f"{label_state(event.state).text}{f': {why}' if why else ''}"
         case SessionParked(trouble="") as event if event.state not in ("SLEEPING", "PAUSED"):
             until = f", until {format_relative_moment(event.wake_at, stored.at)}" if event.wake_at else ""
-            return f"{label_state(event.state).word}{until}"
+            return f"{label_state(event.state).text}{until}"
         case DecisionAsked() as event:
-            return f"{label_decision(event.about).word}: {event.name}"
+            return f"{label_decision(event.about).text}: {event.name}"
         case CallSettled() as event:
-            told = [names.get(event.call, event.call), label_outcome(event.outcome).word.casefold()]
+            sentences = [names.get(event.call, event.call), label_outcome(event.outcome).text.casefold()]
             took = [f"{event.duration_ms:,} ms"] if event.duration_ms else []
-            return _join(*told, *took, describe_cost(event), event.error)
+            return _join(*sentences, *took, describe_cost(event), event.error)
         case RequestSettled(outcome="ok") as event:
             return _join(names.get(event.request, event.request), describe_usage(event), describe_cost(event))
         case _:

@@ -57,12 +57,12 @@ def draw_logo() -> str:
 
 def write_icon_styles() -> str:
     """Writes a class for each icon."""
-    rules = [f".i-{name}{{--i:{make_data_url(_draw(path))}}}" for name, path in ICONS.items()]
-    fold = f":root{{--fold:{make_data_url(_draw(ICONS['next']))}}}"
+    rules = [f".i-{name}{{--i:{make_data_url(_make_icon(path))}}}" for name, path in ICONS.items()]
+    fold = f":root{{--fold:{make_data_url(_make_icon(ICONS['next']))}}}"
     return "\n".join([*rules, fold, f".h-logo{{background-image:{make_data_url(draw_logo())}}}"])
 
 
-def _draw(path: str) -> str:
+def _make_icon(path: str) -> str:
     stroke = 'fill="none" stroke="#000" stroke-width="1.9" stroke-linecap="round" stroke-linejoin="round"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path {stroke} d="{path}"/></svg>'
 

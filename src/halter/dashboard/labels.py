@@ -15,7 +15,7 @@ from halter.present.events import format_moment
 class Label(NamedTuple):
     """A word, its mood and its icon. The mood is a colour; the word says the same."""
 
-    word: str
+    text: str
     mood: str = "dim"
     icon: str = ""
 
@@ -113,7 +113,7 @@ def is_unwell(line: AgentLine) -> bool:
 def explain_health(line: AgentLine) -> str:
     """Says why an agent is not at work, as far as its word of health does not."""
     if line.halted:
-        return word_scopes(line.halted)
+        return translate_scopes(line.halted)
     if line.on is False:
         return f"by {line.switched_by}" if line.switched_by else ""
     if line.trouble:
@@ -151,7 +151,7 @@ def explain_end(row: SessionRow) -> str:
 
 
 def explain_terminal(state: str, reason: str) -> str:
-    known = label_state(state).word.casefold()
+    known = label_state(state).text.casefold()
     why = explain_reason(reason)
     return "" if why.replace("it was ", "") == known else why
 
@@ -196,11 +196,11 @@ def format_money(amount: Decimal) -> str:
     """Shows an amount in cents, and a smaller one in as many digits as it needs to be more than nothing."""
     size = abs(amount)
     if size == 0 or size >= Decimal("0.1"):
-        return _rounded(amount, 2)
-    return _rounded(amount, 4) if size >= FINE else format_usd(amount)
+        return _round_amount(amount, 2)
+    return _round_amount(amount, 4) if size >= FINE else format_usd(amount)
 
 
-def _rounded(amount: Decimal, digits: int) -> str:
+def _round_amount(amount: Decimal, digits: int) -> str:
     whole = f"{abs(amount):,.{digits}f}"
     cents = whole[: whole.index(".") + 3]
     fine = whole[len(cents) :].rstrip("0")
@@ -211,7 +211,7 @@ def format_share(spent: Decimal, cap: Decimal) -> str:
     """Shows what is spent of a cap, both in cents where the cap is at least a dollar."""
     if cap < 1 or spent == 0:
         return f"{format_money(spent)} of {format_money(cap)}"
-    shown = _rounded(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
+    shown = _round_amount(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
     return f"{shown} of {format_money(cap)}"
 
 
@@ -230,8 +230,8 @@ def format_age(at: int, now: int) -> str:
     if away >= 7 * DAY:
         return format_moment(at)[:10]
     unit, word = next(each for each in _UNITS if away >= each[0])
-    told = f"{away // unit} {word}"
-    return f"{told} ago" if at <= now else f"in {told}"
+    sentence = f"{away // unit} {word}"
+    return f"{sentence} ago" if at <= now else f"in {sentence}"
 
 
 _UNITS: Final = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
@@ -262,10 +262,10 @@ def name_scope(scope: str) -> str:
     return "The whole fleet" if kind == "fleet" else shorten_id(name)
 
 
-def word_scopes(sentence: str) -> str:
+def translate_scopes(sentence: str) -> str:
     """Writes scopes and windows in a sentence as people say them: `session:a-1` is "session a-1"."""
-    told = _SCOPE.sub(lambda found: f"{found[1] if found.start() else found[1].capitalize()} {found[2]}", sentence)
-    return _WINDOW.sub(lambda found: f"({format_window(found[1])})", told)
+    told = _SCOPE.sub(lambda match: f"{match[1] if match.start() else match[1].capitalize()} {match[2]}", sentence)
+    return _WINDOW.sub(lambda match: f"({format_window(match[1])})", told)
 
 
 _SCOPE: Final = re.compile(r"\b(agent|session|trigger):(?=\S)(\S+)")

@@ -35,7 +35,7 @@ from halter.dashboard.parts import (
 )
 from halter.operations import control, money, queries
 from halter.operations.agents import AgentFolders
-from halter.operations.desk import Desk, Role, Who
+from halter.operations.desk import Actor, Principal, Role
 from halter.operations.money import Direction
 from halter.present.events import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
@@ -58,16 +58,16 @@ class FeedChanges(msgspec.Struct, frozen=True):
     everything: bool = False
 
     @property
-    def anything(self) -> bool:
+    def has_news(self) -> bool:
         """Whether there was any news, and not only time that passed."""
-        return self.written or bool(self.pulses)
+        return self.has_commits or bool(self.pulses)
 
     @property
-    def written(self) -> bool:
+    def has_commits(self) -> bool:
         """Whether anything was committed, and not only a live update."""
         return self.everything or bool(self.streams)
 
-    def of(self, stream: StreamId) -> bool:
+    def concerns(self, stream: StreamId) -> bool:
         return self.everything or stream in self.streams
 
 
@@ -75,12 +75,12 @@ class PageListener:
     """Collects the changes for one page."""
 
     def __init__(self) -> None:
-        self.news = asyncio.Event()
+        self.has_news = asyncio.Event()
         self._streams: set[StreamId] = set()
         self._pulses: set[str] = set()
-        self._everything = False
+        self._all_changed = False
 
-    def hear(self, item: FeedEvent | LiveUpdate | FeedGap) -> None:
+    def add_item(self, item: FeedEvent | LiveUpdate | FeedGap) -> None:
         """Notes what an item is about. Never blocks."""
         match item:
             case FeedEvent():
@@ -88,24 +88,24 @@ class PageListener:
             case LiveUpdate():
                 self._pulses.add(item.session)
             case FeedGap():
-                self._everything = True
-        if self._everything or len(self._streams) + len(self._pulses) > MAX_NAMED_STREAMS:
-            self.hear_everything()
-        self.news.set()
+                self._all_changed = True
+        if self._all_changed or len(self._streams) + len(self._pulses) > MAX_NAMED_STREAMS:
+            self.mark_all_changed()
+        self.has_news.set()
 
-    def hear_everything(self) -> None:
+    def mark_all_changed(self) -> None:
         self._streams.clear()
         self._pulses.clear()
-        self._everything = True
-        self.news.set()
+        self._all_changed = True
+        self.has_news.set()
 
-    def take(self) -> FeedChanges:
-        grown = FeedChanges(frozenset(self._streams), frozenset(self._pulses), self._everything)
+    def drain(self) -> FeedChanges:
+        changes = FeedChanges(frozenset(self._streams), frozenset(self._pulses), self._all_changed)
         self._streams.clear()
         self._pulses.clear()
-        self._everything = False
-        self.news.clear()
-        return grown
+        self._all_changed = False
+        self.has_news.clear()
+        return changes
 
 
 class LiveFeed:
@@ -114,44 +114,44 @@ class LiveFeed:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
-        self._ears: set[PageListener] = set()
+        self._listeners: set[PageListener] = set()
         self._listening: asyncio.Task[None] | None = None
 
     @property
     def pages(self) -> int:
-        return len(self._ears)
+        return len(self._listeners)
 
     @contextmanager
-    def ear(self) -> Generator[PageListener]:
+    def listen(self) -> Generator[PageListener]:
         """Listens for one page. The first page starts the listener on the bus, and the last one ends it."""
         ear = PageListener()
-        self._ears.add(ear)
+        self._listeners.add(ear)
         if self._listening is None:
-            self._listening = asyncio.get_running_loop().create_task(self._listen(), name="halter-dashboard")
+            self._listening = asyncio.get_running_loop().create_task(self._run(), name="halter-dashboard")
         try:
             yield ear
         finally:
-            self._ears.discard(ear)
-            self._rest()
+            self._listeners.discard(ear)
+            self._pause()
 
-    def _rest(self) -> None:
-        if self._listening is not None and not self._ears:
+    def _pause(self) -> None:
+        if self._listening is not None and not self._listeners:
             self._listening.cancel()
             self._listening = None
 
-    async def grown(self) -> AsyncGenerator[FeedChanges]:
+    async def changes(self) -> AsyncGenerator[FeedChanges]:
         """Yields changes to a page: at once, then within the two refresh intervals."""
-        with self.ear() as ear:
-            ear.news.set()
+        with self.listen() as ear:
+            ear.has_news.set()
             while True:
                 await self._news(ear)
-                yield ear.take()
+                yield ear.drain()
                 await self._clock.sleep(MIN_REFRESH_INTERVAL)
 
     async def _news(self, ear: PageListener) -> None:
         """Waits for news, or for the longest interval."""
         aging = asyncio.ensure_future(self._clock.sleep(MAX_REFRESH_INTERVAL))
-        heard = asyncio.ensure_future(ear.news.wait())
+        heard = asyncio.ensure_future(ear.has_news.wait())
         try:
             await asyncio.wait({aging, heard}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -160,18 +160,18 @@ class LiveFeed:
                 with suppress(asyncio.CancelledError):
                     await waiting
 
-    async def _listen(self) -> None:
+    async def _run(self) -> None:
         """Passes on what the bus yields. While the store is unavailable it retries; then everything may be new."""
         while True:
             try:
                 async with aclosing(self._bus.listen()) as items:
                     async for item in items:
-                        for ear in self._ears:
-                            ear.hear(item)
+                        for ear in self._listeners:
+                            ear.add_item(item)
             except StoreError:
                 await self._clock.sleep(LIVE_RETRY_DELAY)
-            for ear in self._ears:
-                ear.hear_everything()
+            for ear in self._listeners:
+                ear.mark_all_changed()
 
 
 RefreshPage = Callable[[FeedChanges], Awaitable[None]]
@@ -183,7 +183,7 @@ class OpenPage:
     """One page, open in one browser."""
 
     app: Runtime
-    who: Who
+    principal: Principal
     live: LiveFeed
     client: Client
     agents: AgentFolders | None = None
@@ -191,9 +191,9 @@ class OpenPage:
     """The moments on the page: how long ago they were changes while it is open."""
 
     @property
-    def desk(self) -> Desk:
+    def actor(self) -> Actor:
         """Makes a desk for one query or action: rights are checked there each time."""
-        return Desk(self.app, self.who, agents=self.agents)
+        return Actor(self.app, self.principal, agents=self.agents)
 
     def add_moment(self, at: int | None, style: str = "") -> TextLabel:
         """Shows how long ago a moment was; its exact time is shown on hover."""
@@ -205,7 +205,7 @@ class OpenPage:
         self.moments[:] = [each for each in self.moments if each[0] is not made]
         if at is not None:
             self.moments.append((made, at))
-        made.say("" if at is None else format_age(at, self.now))
+        made.show_text("" if at is None else format_age(at, self.now))
         props: dict[str, Any] = made.props
         exact = "" if at is None else format_moment(at)
         if "title" not in props or props["title"] != exact:
@@ -214,20 +214,20 @@ class OpenPage:
     def age_moments(self) -> None:
         self.moments[:] = [each for each in self.moments if not each[0].is_deleted]
         for made, at in self.moments:
-            made.say(format_age(at, self.now))
+            made.show_text(format_age(at, self.now))
 
     @property
     def now(self) -> int:
         return self.app.clock.now()
 
-    def asked_for(self, name: str) -> str:
+    def query_value(self, name: str) -> str:
         """Returns a value of the address, as in `?agent=shop`."""
         return self.client.request.query_params.get(name, "")
 
-    def may(self, role: Role) -> bool:
-        return self.who.may(role)
+    def has_role(self, role: Role) -> bool:
+        return self.principal.has_role(role)
 
-    def say(self, sentence: str, *, bad: bool = False) -> None:
+    def show_message(self, sentence: str, *, bad: bool = False) -> None:
         if not self.client.is_deleted:
             with self.client:
                 ui.notify(
@@ -238,16 +238,16 @@ class OpenPage:
                     timeout=12_000 if bad else 6_000,
                 )
 
-    async def does(self, doing: Awaitable[str]) -> bool:
+    async def perform(self, doing: Awaitable[str]) -> bool:
         """Does what the person asked for, and shows the result."""
         try:
-            self.say(await doing)
+            self.show_message(await doing)
         except HalterError as error:
-            self.say(str(error), bad=True)
+            self.show_message(str(error), bad=True)
             return False
         return True
 
-    def follow(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
+    def follow_changes(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
         """Refreshes the page on changes, while its browser is connected.
 
         `lost` gets the sentence while that fails, and "" when it works again.
@@ -255,7 +255,7 @@ class OpenPage:
         running: list[asyncio.Task[None]] = []
         client: Any = self.client
 
-        def begin() -> None:
+        def start() -> None:
             if not running:
                 following = self._following(refresh, lost)
                 running.append(asyncio.get_running_loop().create_task(following, name="halter-page"))
@@ -264,22 +264,22 @@ class OpenPage:
             for task in running:
                 task.cancel()
 
-        client.on_connect(begin)
+        client.on_connect(start)
         client.on_delete(end)
 
     async def _following(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
         # Changes before the browser connected, or while it was away, are not shown yet.
         missed = True
-        async with aclosing(self.live.grown()) as grown:
+        async with aclosing(self.live.changes()) as grown:
             async for each in grown:
                 if self.client.has_socket_connection:
-                    await self._refreshed(refresh, lost, FeedChanges(everything=True) if missed else each)
+                    await self._refresh(refresh, lost, FeedChanges(everything=True) if missed else each)
                 missed = not self.client.has_socket_connection
 
-    async def _refreshed(self, refresh: RefreshPage, lost: Callable[[str], None], grown: FeedChanges) -> None:
+    async def _refresh(self, refresh: RefreshPage, lost: Callable[[str], None], changes: FeedChanges) -> None:
         try:
             with self.client:
-                await refresh(grown)
+                await refresh(changes)
         except HalterError as error:
             lost(str(error))
         else:
@@ -338,29 +338,29 @@ REASON = FormField("reason", "Reason")
 
 
 def open_dialog(
-    room: OpenPage, title: str, says: str, fields: Sequence[FormField], yes: str, do: SubmitForm, kind: str = "yes"
+    page: OpenPage, title: str, says: str, fields: Sequence[FormField], yes: str, do: SubmitForm, kind: str = "yes"
 ) -> None:
     """Opens a dialog. It closes when the action succeeded, or when the person leaves it."""
-    with room.client.content, ui.dialog() as dialog, add_box("div"), add_box("form", "h-dialog", title) as form:
+    with page.client.content, ui.dialog() as dialog, add_box("div"), add_box("form", "h-dialog", title) as form:
         add_text(title, "", "h2")
         add_text(says).style("white-space: pre-wrap")
         inputs = {field.name: _input(field, first=field is fields[0]) for field in fields}
         wrong = add_text("", "h-bad h-text")
         wrong.props["role"] = "alert"
 
-        async def go() -> None:
+        async def submit() -> None:
             try:
                 sentence = await do({name: str(each.value or "") for name, each in inputs.items()})
             except HalterError as error:
-                wrong.say(str(error))
+                wrong.show_text(str(error))
                 return
             dialog.close()
-            room.say(sentence)
+            page.show_message(sentence)
 
         with add_box("div", "h-end"):
             add_button("Cancel", dialog.close)
             add_submit(yes, kind)
-    form.on("submit.prevent", go)
+    form.on("submit.prevent", submit)
     dialog.on("hide", dialog.delete)
     dialog.open()
 
@@ -398,42 +398,42 @@ PageBuilder = Callable[[OpenPage], Awaitable[RefreshPage]]
 """Builds a page inside the frame, and returns its refresh function."""
 
 
-async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder) -> None:
-    counts = _navigation(room, here)
+async def build_frame(page: OpenPage, title: str, here: str, build: PageBuilder) -> None:
+    counts = _navigation(page, here)
     banner = add_box("div", role="status")
-    halts = KeyedList(banner, lambda row: _build_halt_row(room, row))
-    lost = _top(room, title)
+    halts = KeyedList(banner, lambda row: _build_halt_row(page, row))
+    lost = _top(page, title)
     # Also a page that has nothing to show says what waits.
-    await _show_halts(room, halts)
-    await _show_counts(room, title, counts)
+    await _show_halts(page, halts)
+    await _show_counts(page, title, counts)
     with add_box("div", "h-body", id="body"):
-        refresh = await build(room)
+        refresh = await build(page)
 
-    async def refreshed(grown: FeedChanges) -> None:
-        if grown.of(FLEET):
-            await _show_halts(room, halts)
-        if grown.written:
-            await _show_counts(room, title, counts)
-        await refresh(grown)
-        room.age_moments()
+    async def refresh_frame(changes: FeedChanges) -> None:
+        if changes.concerns(FLEET):
+            await _show_halts(page, halts)
+        if changes.has_commits:
+            await _show_counts(page, title, counts)
+        await refresh(changes)
+        page.age_moments()
 
-    room.follow(refreshed, lost.say)
+    page.follow_changes(refresh_frame, lost.show_text)
 
 
-async def _show_counts(room: OpenPage, title: str, counts: Mapping[str, TextLabel]) -> None:
+async def _show_counts(page: OpenPage, title: str, counts: Mapping[str, TextLabel]) -> None:
     """Shows in navigation and title how much waits for a person, and how many findings are urgent."""
-    needs = len(await queries.needs(room.desk))
-    urgent = await queries.count_urgent_findings(room.desk)
+    needs = len(await queries.read_needs(page.actor))
+    urgent = await queries.count_urgent_findings(page.actor)
     for path, count in (("/", needs), ("/findings", urgent)):
-        counts[path].say(f"{min(count, 99)}" if count else "")
+        counts[path].show_text(f"{min(count, 99)}" if count else "")
     whole = f"({needs}) {title} · Halter" if needs else f"{title} · Halter"
-    if room.client.title != whole:
+    if page.client.title != whole:
         ui.page_title(make_legible(whole))
 
 
-def _navigation(room: OpenPage, here: str) -> Mapping[str, TextLabel]:
+def _navigation(page: OpenPage, here: str) -> Mapping[str, TextLabel]:
     counts: dict[str, TextLabel] = {}
-    with room.client.layout:
+    with page.client.layout:
         skip = add_link("To the content", "#body", "h-skip")
         with add_box("nav", "h-nav", "Pages") as nav:
             with add_box("div", "h-brand"):
@@ -441,7 +441,7 @@ def _navigation(room: OpenPage, here: str) -> Mapping[str, TextLabel]:
                 add_text("Halter", "", "span")
             for place, (path, name, icon) in enumerate(NAVIGATION):
                 counts[path] = _page_link(path, name, icon, here, "h-rare" if place >= TABS else "")
-            _account(room)
+            _account(page)
             with add_box("details", "h-more"):
                 with add_box("summary"):
                     add_icon("more")
@@ -449,26 +449,26 @@ def _navigation(room: OpenPage, here: str) -> Mapping[str, TextLabel]:
                 with add_box("div", "h-more-items"):
                     for path, name, icon in NAVIGATION[TABS:]:
                         _page_link(path, name, icon, here, "")
-                    _account(room)
+                    _account(page)
     nav.move(target_index=0)
     skip.move(target_index=0)
     return counts
 
 
 def _page_link(path: str, name: str, icon: str, here: str, style: str) -> TextLabel:
-    with add_box("a", style, href=path) as made:
+    with add_box("a", style, href=path) as element:
         add_icon(icon)
         add_text(name, "", "span")
         count = add_text("", "h-count", "span")
     if path == here:
-        made.props["aria-current"] = "page"
+        element.props["aria-current"] = "page"
     return count
 
 
-def _account(room: OpenPage) -> None:
+def _account(page: OpenPage) -> None:
     with add_box("form", "h-who", method="post", action="/logout"):
         add_icon("person")
-        add_text(f"{room.who.name} ({room.who.role})", "h-text", "span")
+        add_text(f"{page.principal.name} ({page.principal.role})", "h-text", "span")
         leave = add_submit("", "bare")
         leave.props["aria-label"] = "Log out"
         leave.props["title"] = "Log out"
@@ -476,7 +476,7 @@ def _account(room: OpenPage) -> None:
             add_icon("leave")
 
 
-def _top(room: OpenPage, title: str) -> TextLabel:
+def _top(page: OpenPage, title: str) -> TextLabel:
     with add_box("header", "h-top"):
         add_text(title, "", "h1")
         add_box("div", "h-space")
@@ -484,63 +484,63 @@ def _top(room: OpenPage, title: str) -> TextLabel:
         lost.props["role"] = "status"
         theme: Element = add_button("", lambda: None, "bare", "Change between light and dark", "theme")
         theme.on("click", js_handler=THEME_TOGGLE)
-        if room.may("approver"):
-            add_button("HALT ALL", lambda: _halt_all(room), "stop")
+        if page.has_role("approver"):
+            add_button("HALT ALL", lambda: _halt_all(page), "stop")
     return lost
 
 
-async def _show_halts(room: OpenPage, halts: KeyedList[HaltRow]) -> None:
-    rows = await control.halts_now(room.desk)
-    halts.show({(row.scope, row.at): row for row in rows if row.scope in _list_all_scopes(room)})
+async def _show_halts(page: OpenPage, halts: KeyedList[HaltRow]) -> None:
+    rows = await control.halts_now(page.actor)
+    halts.show({(row.scope, row.at): row for row in rows if row.scope in _list_all_scopes(page)})
 
 
-def _list_all_scopes(room: OpenPage) -> tuple[str, ...]:
-    return tuple(f"agent:{name}" for name in room.who.agents) or ("fleet",)
+def _list_all_scopes(page: OpenPage) -> tuple[str, ...]:
+    return tuple(f"agent:{name}" for name in page.principal.agents) or ("fleet",)
 
 
-def _build_halt_row(room: OpenPage, row: HaltRow) -> Callable[[HaltRow], None]:
+def _build_halt_row(page: OpenPage, row: HaltRow) -> Callable[[HaltRow], None]:
     what = "Everything is" if row.scope == "fleet" else f"{row.scope.removeprefix('agent:')} is"
     because = f": {row.reason}" if row.reason else "."
     with add_box("div", "h-banner"):
-        add_text(f"{what} halted since {format_relative_moment(row.at, room.now)}, by {row.by}{because}")
-        if room.may("operator"):
-            add_button("Resume…", lambda: ask_to_resume(room, row.scope))
+        add_text(f"{what} halted since {format_relative_moment(row.at, page.now)}, by {row.by}{because}")
+        if page.has_role("operator"):
+            add_button("Resume…", lambda: ask_to_resume(page, row.scope))
     return lambda _: None
 
 
-async def _halt_all(room: OpenPage) -> None:
-    under_way = await queries.sessions_under_way(room.desk)
+async def _halt_all(page: OpenPage) -> None:
+    under_way = await queries.sessions_under_way(page.actor)
     working = sum(row.state == "RUNNING" for row in under_way)
 
-    async def do(given: FormValues) -> str:
-        for scope in _list_all_scopes(room):
-            await control.halt(room.desk, scope, given["reason"])
+    async def do(values: FormValues) -> str:
+        for scope in _list_all_scopes(page):
+            await control.halt(page.actor, scope, values["reason"])
         return "Everything is halted: nothing starts, and what is in flight is stopped within a second."
 
     says = (
         f"This stops {format_count(len(under_way), 'session')} under way, {working} of them at work at this moment. "
         "What is in flight is stopped within a second; nothing starts again until it is resumed."
     )
-    open_dialog(room, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
+    open_dialog(page, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
 
 
-def ask_to_resume(room: OpenPage, scope: str) -> None:
-    async def do(given: FormValues) -> str:
-        over = parse_duration(given["over"]) // SECOND if given["over"].strip() else None
-        return (await control.resume(room.desk, scope, over, given["reason"])).sentence
+def ask_to_resume(page: OpenPage, scope: str) -> None:
+    async def do(values: FormValues) -> str:
+        over = parse_duration(values["over"]) // SECOND if values["over"].strip() else None
+        return (await control.resume(page.actor, scope, over, values["reason"])).sentence
 
     says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
     over = FormField("over", "Let sessions go one after the other, over", "")
-    open_dialog(room, f"Resume {scope}?", says, (over, REASON), "Resume", do)
+    open_dialog(page, f"Resume {scope}?", says, (over, REASON), "Resume", do)
 
 
-def ask_cap(room: OpenPage, scope: str, direction: Direction = "raise", window: str = "", stands: str = "") -> None:
+def ask_cap(page: OpenPage, scope: str, direction: Direction = "raise", window: str = "", stands: str = "") -> None:
     """Asks for another cap of a scope, of the window that stands or of a named one."""
 
-    async def do(given: FormValues) -> str:
-        await money.set_cap(room.desk, direction, scope, given["cap"].strip(), window, given["reason"])
+    async def do(values: FormValues) -> str:
+        await money.set_cap(page.actor, direction, scope, values["cap"].strip(), window, values["reason"])
         return f"The cap of {scope} was changed."
 
     cap = FormField("cap", "New cap in dollars, or none")
     title, yes = f"{direction.capitalize()} the cap of {scope}?", direction.capitalize()
-    open_dialog(room, title, f"{stands}The change is recorded with your name.", (cap, REASON), yes, do)
+    open_dialog(page, title, f"{stands}The change is recorded with your name.", (cap, REASON), yes, do)

@@ -32,15 +32,15 @@ MAX_SHOWN_LENGTH: Final = 20_000
 """Most characters shown of one text, so that the browser stays quick."""
 
 
-def make_legible(text: str, most: int = MAX_SHOWN_LENGTH) -> str:
+def make_legible(text: str, limit: int = MAX_SHOWN_LENGTH) -> str:
     """Makes text safe to show: invisible characters become visible, and long text is cut."""
-    cut = text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+    cut = text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} characters more)"
     return _STEERING.sub(_name_character, _HALF.sub("\ufffd", cut))
 
 
-def make_single_line(text: str, most: int = 200) -> str:
+def make_single_line(text: str, limit: int = 200) -> str:
     """Makes text fit for a single line, such as a name in a chart."""
-    return make_legible(" ".join(text.split()), most)
+    return make_legible(" ".join(text.split()), limit)
 
 
 def make_file_name(text: str) -> str:
@@ -48,8 +48,8 @@ def make_file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "halter"
 
 
-def _name_character(found: re.Match[str]) -> str:
-    return f"⟨U+{ord(found[0]):04X}⟩"
+def _name_character(match: re.Match[str]) -> str:
+    return f"⟨U+{ord(match[0]):04X}⟩"
 
 
 Click = Callable[[], Awaitable[None] | None]
@@ -58,19 +58,19 @@ T = TypeVar("T")
 
 def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) -> Element:
     """Adds a container. `marks` are attributes, with `_` for `-`."""
-    made = ui.element(tag).classes(style)
+    element = ui.element(tag).classes(style)
     named = {"aria-label": label} if label else {}
     for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **named}.items():
-        made.props[name] = make_legible(value)
-    _label_cell(made)
-    return made
+        element.props[name] = make_legible(value)
+    _label_cell(element)
+    return element
 
 
 class TextLabel(TextElement):
     def __init__(self, tag: str, text: str) -> None:
         super().__init__(tag=tag, text=make_legible(text))
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         """Changes the text, if it differs."""
         shown = make_legible(text)
         if self.text != shown:
@@ -86,9 +86,9 @@ def add_text(text: str, style: str = "h-text", tag: str = "div") -> TextLabel:
 
 def add_icon(name: str, mood: str = "") -> Element:
     """Adds an icon; the words beside it say what it means."""
-    made = ui.element("span").classes(f"i i-{name} {f'h-{mood}' if mood else ''}")
-    made.props["aria-hidden"] = "true"
-    return made
+    element = ui.element("span").classes(f"i i-{name} {f'h-{mood}' if mood else ''}")
+    element.props["aria-hidden"] = "true"
+    return element
 
 
 def add_badge(label: Label) -> None:
@@ -121,7 +121,7 @@ def add_link(text: str, to: str, style: str = "h-link") -> TextLabel:
 
 def set_link(made: TextLabel, text: str, to: str) -> None:
     """Changes a link, if it differs."""
-    made.say(text)
+    made.show_text(text)
     props: dict[str, Any] = made.props
     if props["href"] != to:
         props["href"] = to
@@ -156,8 +156,8 @@ MOODS: Final = ("bad", "look", "good", "calm", "dim")
 
 def set_chip(made: TextLabel, label: Label) -> None:
     """Changes a chip, if it differs."""
-    if made.text != label.word:
-        made.say(label.word)
+    if made.text != label.text:
+        made.show_text(label.text)
         made.classes(remove=" ".join(f"h-{mood}" for mood in MOODS), add=f"h-{label.mood}")
 
 
@@ -174,19 +174,19 @@ def add_id(text: str) -> Element:
     short = shorten_id(text)
     # The name holds what is seen, so that a person who steers by voice can say it.
     name = f"Copy {text}" if short == text else f"Copy {short}, in full {text}"
-    with add_box("button", "h-id", name, type="button", title=f"Copy {text}", data_copy=text) as made:
+    with add_box("button", "h-id", name, type="button", title=f"Copy {text}", data_copy=text) as element:
         add_text(short, "", "span")
         add_icon("copy")
-    made.on("click", js_handler=COPY_HANDLER)
-    return made
+    element.on("click", js_handler=COPY_HANDLER)
+    return element
 
 
 def add_command(text: str) -> None:
     """Shows a command to type; a click copies it."""
-    with add_box("button", "h-id h-command", f"Copy {text}", type="button", title="Copy", data_copy=text) as made:
+    with add_box("button", "h-id h-command", f"Copy {text}", type="button", title="Copy", data_copy=text) as element:
         add_text(text, "", "span")
         add_icon("copy")
-    made.on("click", js_handler=COPY_HANDLER)
+    element.on("click", js_handler=COPY_HANDLER)
 
 
 def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, TextLabel]:
@@ -199,8 +199,8 @@ def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, Tex
 @contextmanager
 def add_fold(style: str = "") -> Generator[Element]:
     """Adds what is folded away until it is asked for. The block is its summary; what follows is added inside."""
-    with add_box("details", f"h-fold {style}") as made, add_box("summary"):
-        yield made
+    with add_box("details", f"h-fold {style}") as element, add_box("summary"):
+        yield element
 
 
 MAX_ARGUMENTS: Final = 40
@@ -236,7 +236,7 @@ def add_arguments(text: str) -> None:
 SPARK_HEIGHT: Final = 28
 
 
-def set_spark(made: Element, values: Sequence[float]) -> None:
+def set_spark(element: Element, values: Sequence[float]) -> None:
     """Draws columns as the mask of one element: the page stays small."""
     top = max(values, default=0) or 1
     step = 240 / max(1, len(values))
@@ -246,31 +246,31 @@ def set_spark(made: Element, values: Sequence[float]) -> None:
         drawn += f'<rect x="{place * step + 1:.1f}" y="{SPARK_HEIGHT - high:.1f}" height="{high:.1f}"'
         drawn += f' width="{max(1.0, step - 2):.1f}" rx="1"/>'
     size = f'viewBox="0 0 240 {SPARK_HEIGHT}" preserveAspectRatio="none"'
-    made.style["--spark"] = make_data_url(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>')
+    element.style["--spark"] = make_data_url(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>')
 
 
 def add_spark(label: str, values: Sequence[float]) -> Element:
-    made = add_box("div", "h-spark", label, role="img")
-    set_spark(made, values)
-    return made
+    element = add_box("div", "h-spark", label, role="img")
+    set_spark(element, values)
+    return element
 
 
 def add_meter(label: str, share: float) -> Element:
     """Adds a bar. The figures stand beside it, so the colour is not needed."""
     percent = max(0.0, min(100.0, 100 * share))
-    made = add_box("div", "h-meter", label, role="meter", aria_valuemin="0", aria_valuemax="100")
-    made.props["aria-valuenow"] = f"{percent:.0f}"
-    set_meter(made, share)
-    return made
+    element = add_box("div", "h-meter", label, role="meter", aria_valuemin="0", aria_valuemax="100")
+    element.props["aria-valuenow"] = f"{percent:.0f}"
+    set_meter(element, share)
+    return element
 
 
-def set_meter(made: Element, share: float, *, mark: bool = True) -> None:
+def set_meter(element: Element, share: float, *, mark: bool = True) -> None:
     """Changes a bar; one that is nearly or wholly full is marked, unless that is no news."""
     percent = max(0.0, min(100.0, 100 * share))
-    made.clear()
+    element.clear()
     full = "" if not mark else "h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else ""
-    made.classes(remove="h-near h-full", add=full)
-    with made:
+    element.classes(remove="h-near h-full", add=full)
+    with element:
         ui.element("div").style(f"width: {percent:.1f}%")
 
 
@@ -292,23 +292,23 @@ class RunBars:
     def __init__(self, label: str) -> None:
         # The table below has the same for screen readers, and for the keyboard.
         self._box = add_box("div", "h-runs", aria_hidden="true", title=label)
-        self._seen: Sequence[RunBar] = ()
+        self._bars: Sequence[RunBar] = ()
 
     def show(self, runs: Sequence[RunBar]) -> None:
-        if runs == self._seen:
+        if runs == self._bars:
             return
-        self._seen = runs
+        self._bars = runs
         self._box.clear()
         top = max((run.size for run in runs), default=0.0) or 1.0
         with self._box:
             for run in runs:
-                made = add_box("a", f"h-run h-{run.mood}", href=run.path, title=run.title, tabindex="-1")
-                made.style(f"height: {18 + 82 * run.size / top:.0f}%")
+                element = add_box("a", f"h-run h-{run.mood}", href=run.path, title=run.title, tabindex="-1")
+                element.style(f"height: {18 + 82 * run.size / top:.0f}%")
 
 
 def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
     """Shows facts below each other; empty ones are left out."""
-    with add_box("dl", "h-facts") as made:
+    with add_box("dl", "h-facts") as element:
         for name, value in rows:
             if value:
                 add_text(_name_column(name), "", "dt")
@@ -317,7 +317,7 @@ def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
                         add_id(value)
                 else:
                     add_text(value, "", "dd")
-    return made
+    return element
 
 
 _DIGEST: Final = re.compile("[0-9a-f]{40,}")
@@ -337,13 +337,13 @@ _COLUMNS: Final[WeakKeyDictionary[Element, tuple[str, ...]]] = WeakKeyDictionary
 """The columns of each table, by its body: on a phone, each cell says which one it belongs to."""
 
 
-def _label_cell(made: Element) -> None:
-    row = made.parent_slot.parent if made.tag == "td" and made.parent_slot else None
+def _label_cell(element: Element) -> None:
+    row = element.parent_slot.parent if element.tag == "td" and element.parent_slot else None
     body = row.parent_slot.parent if row is not None and row.parent_slot else None
     columns = _COLUMNS.get(body, ()) if body is not None else ()
     place = len(row.default_slot.children) - 1 if row is not None else 0
     if place < len(columns):
-        made.props["data-label"] = _name_column(columns[place])
+        element.props["data-label"] = _name_column(columns[place])
 
 
 def _name_column(name: str) -> str:
@@ -392,37 +392,37 @@ class KeyedList(Generic[T]):
         """`make` shows a new item, and returns its update function."""
         self._inside = inside
         self._make = make
-        self._shown: dict[Hashable, tuple[Element, Callable[[T], None]]] = {}
+        self._items: dict[Hashable, tuple[Element, Callable[[T], None]]] = {}
         self._empty: Element | None = None
-        self._nothing = empty
+        self._empty_label = empty
 
     def show(self, things: Mapping[Any, T]) -> None:
         """Shows exactly these items, in this order."""
-        for key in [key for key in self._shown if key not in things]:
-            self._shown.pop(key)[0].delete()
+        for key in [key for key in self._items if key not in things]:
+            self._items.pop(key)[0].delete()
         for place, (key, thing) in enumerate(things.items()):
-            self._one(key, thing, place)
-        self._say_if_empty()
+            self._place_item(key, thing, place)
+        self._show_empty()
 
-    def _one(self, key: Hashable, thing: T, place: int) -> None:
-        if key in self._shown:
-            self._shown[key][1](thing)
+    def _place_item(self, key: Hashable, thing: T, place: int) -> None:
+        if key in self._items:
+            self._items[key][1](thing)
             return
         before = len(self._inside.default_slot.children)
         with self._inside:
             update = self._make(thing)
-        made = self._inside.default_slot.children[before]
-        self._shown[key] = (made, update)
+        element = self._inside.default_slot.children[before]
+        self._items[key] = (element, update)
         if place < before:
-            made.move(target_index=place)
+            element.move(target_index=place)
 
-    def _say_if_empty(self) -> None:
-        if self._shown and self._empty is not None:
+    def _show_empty(self) -> None:
+        if self._items and self._empty is not None:
             self._empty.delete()
             self._empty = None
-        elif not self._shown and self._empty is None and self._nothing:
+        elif not self._items and self._empty is None and self._empty_label:
             with self._inside:
-                self._empty = add_text(self._nothing, "h-none", "li" if self._inside.tag in ("ol", "ul") else "div")
+                self._empty = add_text(self._empty_label, "h-none", "li" if self._inside.tag in ("ol", "ul") else "div")
 
 
 ChartOptions = dict[str, Any]
@@ -500,7 +500,7 @@ def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOpt
     """Charts spans as bars and moments as points, by lane."""
     series = [each for mood in dict.fromkeys(span.mood for span in spans) for each in _series_of_mood(spans, mood)]
     return {
-        **_base_options(left=84),
+        **_base_options(remaining=84),
         "yAxis": {
             "type": "category",
             "data": [make_single_line(lane, 40) for lane in reversed(lanes)],
@@ -540,19 +540,19 @@ def _marks(shape: str) -> ChartOptions:
     return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
 
 
-def thin_points(points: Sequence[Any], most: int = MOST_BARS) -> list[Any]:
+def thin_points(points: Sequence[Any], limit: int = MOST_BARS) -> list[Any]:
     """Thins out points, but never the last."""
-    if len(points) <= most:
+    if len(points) <= limit:
         return list(points)
-    stride = -(-len(points) // most)
+    stride = -(-len(points) // limit)
     return [*points[:-1:stride], points[-1]]
 
 
-def _base_options(top: int = 16, left: int = 56) -> ChartOptions:
+def _base_options(top: int = 16, remaining: int = 56) -> ChartOptions:
     return {
         "animation": False,
         "textStyle": {"color": INK},
-        "grid": {"left": left, "right": 20, "top": top, "bottom": 28},
+        "grid": {"left": remaining, "right": 20, "top": top, "bottom": 28},
         "tooltip": {
             "trigger": "item",
             "renderMode": "richText",
@@ -598,17 +598,17 @@ class Plot:
 
     def __init__(self, label: str, empty: str) -> None:
         self._label = label
-        self._nothing = add_text(empty, "h-none")
+        self._empty_label = add_text(empty, "h-none")
         self._chart: Any = None
         self._slot = ui.element("div")
-        self._seen: ChartOptions | None = None
+        self._options: ChartOptions | None = None
 
     def show(self, options: ChartOptions, *, empty: bool, lanes: int = 0) -> None:
-        self._nothing.set_visibility(empty)
+        self._empty_label.set_visibility(empty)
         self._slot.set_visibility(not empty)
-        if empty or options == self._seen:
+        if empty or options == self._options:
             return
-        self._seen = options
+        self._options = options
         if self._chart is None:
             with self._slot:
                 self._chart = ui.echart(options, renderer="svg").classes("h-chart")

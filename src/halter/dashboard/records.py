@@ -48,7 +48,7 @@ from halter.dashboard.parts import (
     split_arguments,
 )
 from halter.operations import money, queries
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from halter.operations.money import Direction, Spending
 from halter.operations.queries import AuditFilter, newest
 from halter.operations.queries import audit as audit_of
@@ -60,9 +60,9 @@ from halter.server.middleware import WHO_KEY
 from halter.state.audit import AuditEntry, make_audit_entry
 
 
-async def list_current_budgets(room: OpenPage, under_way: Container[str]) -> Sequence[Budget]:
+async def list_current_budgets(page: OpenPage, under_way: Container[str]) -> Sequence[Budget]:
     """Lists the budgets of the fleet, agents, triggers, and of the sessions that are under way."""
-    rows = await money.list_budgets(room.desk)
+    rows = await money.list_budgets(page.actor)
     return [row for row in rows if not row.scope.startswith("session:") or row.scope[len("session:") :] in under_way]
 
 
@@ -91,7 +91,7 @@ CHART_PERIODS = {"Today": (0, 0), "14 days": (DAY, 14), "8 weeks": (7 * DAY, 8)}
 SUM_PERIODS = {"24 hours": DAY, "7 days": 7 * DAY, "30 days": 30 * DAY}
 
 
-class CapPlace(NamedTuple):
+class CapScope(NamedTuple):
     """A budget and where it stands below the fleet: the agent that it belongs to, and its depth."""
 
     agent: str
@@ -99,12 +99,12 @@ class CapPlace(NamedTuple):
     row: Budget
 
 
-def arrange_caps(rows: Sequence[Budget], agents: Mapping[str, str]) -> list[CapPlace]:
+def arrange_caps(rows: Sequence[Budget], agents: Mapping[str, str]) -> list[CapScope]:
     """Puts the fleet first, then each agent with its triggers and sessions below it.
 
     A budget without a cap counts nothing that a person watches, unless it is money.
     """
-    places = [_place_cap(row, agents) for row in rows if row.cap is not None or row.unit == "usd"]
+    places = [_resolve_cap_scope(row, agents) for row in rows if row.cap is not None or row.unit == "usd"]
     order = {"fleet": 0, "agent": 1, "trigger": 2, "session": 3}
     return sorted(
         places,
@@ -117,20 +117,20 @@ def arrange_caps(rows: Sequence[Budget], agents: Mapping[str, str]) -> list[CapP
     )
 
 
-def _place_cap(row: Budget, agents: Mapping[str, str]) -> CapPlace:
+def _resolve_cap_scope(row: Budget, agents: Mapping[str, str]) -> CapScope:
     kind, _, name = row.scope.partition(":")
     match kind:
         case "agent":
-            return CapPlace(name, 1, row)
+            return CapScope(name, 1, row)
         case "trigger":
-            return CapPlace(name.partition("/")[0], 2, row)
+            return CapScope(name.partition("/")[0], 2, row)
         case "session":
-            return CapPlace(agents.get(name, ""), 2, row)
+            return CapScope(agents.get(name, ""), 2, row)
         case _:
-            return CapPlace("", 0, row)
+            return CapScope("", 0, row)
 
 
-async def build_budgets_page(room: OpenPage) -> RefreshPage:
+async def build_budgets_page(page: OpenPage) -> RefreshPage:
     with add_section("Spent", card=True):
         with add_box("div", "h-filters", "What is charted", role="group"):
             whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
@@ -144,33 +144,33 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
         sums = [_build_sums(title, column) for title, column in (("By model", "requests"), ("By tool", "calls"))]
     nothing = add_text("", "h-none")
     with add_section("Caps", card=True):
-        lines = KeyedList[CapPlace](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda one: _row(room, one))
+        lines = KeyedList[CapScope](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda one: _row(page, one))
     with add_section("Policy of the store", card=True):
         adopted, says = add_text(""), add_preformatted("")
 
-    async def refresh(grown: FeedChanges) -> None:
-        if not grown.written:
+    async def refresh(changes: FeedChanges) -> None:
+        if not changes.has_commits:
             return
-        if grown.of(FLEET):
-            await _show_policy(room, adopted, says)
-        agents = {row.session: row.agent for row in await queries.sessions_under_way(room.desk)}
-        rows = await list_current_budgets(room, agents)
+        if changes.concerns(FLEET):
+            await _show_policy(page, adopted, says)
+        agents = {row.session: row.agent for row in await queries.sessions_under_way(page.actor)}
+        rows = await list_current_budgets(page, agents)
         lines.show({(each.row.scope, each.row.window, each.row.unit): each for each in arrange_caps(rows, agents)})
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
         if whose.options != scopes:
             whose.set_options(scopes)
-        await _draw(room, plot, str(whose.value), str(over.value), rows)
-        spent = await money.read_spending(room.desk, room.now - SUM_PERIODS[str(period.value)])
+        await _plot_spending(page, plot, str(whose.value), str(over.value), rows)
+        spent = await money.read_spending(page.actor, page.now - SUM_PERIODS[str(period.value)])
         for show, of in zip(sums, (True, False), strict=True):
             show([line for line in spent if is_of_model(line) == of])
-        nothing.say("" if spent else "No model was asked and no tool cost anything in this time.")
+        nothing.show_text("" if spent else "No model was asked and no tool cost anything in this time.")
 
-    async def again() -> None:
+    async def refresh_page() -> None:
         await refresh(FeedChanges(everything=True))
 
     for each in (whose, over, period):
-        each.on_value_change(again)
-    await again()
+        each.on_value_change(refresh_page)
+    await refresh_page()
     return refresh
 
 
@@ -190,7 +190,7 @@ class NamedSum(NamedTuple):
     tokens_in: int
     tokens_out: int
     spent: Decimal
-    share: float
+    fraction: float
 
 
 def sum_by_name(lines: Sequence[Spending]) -> list[NamedSum]:
@@ -229,8 +229,8 @@ def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]
                 format_money(one.spent / one.spends) if one.spent else "",
             )
             for cell, text in zip(figures, shown, strict=True):
-                cell.say(text)
-            set_meter(meter, one.share, mark=False)
+                cell.show_text(text)
+            set_meter(meter, one.fraction, mark=False)
 
         show(one)
         return show
@@ -245,41 +245,41 @@ def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]
     return show
 
 
-async def _show_policy(room: OpenPage, adopted: TextLabel, says: TextLabel) -> None:
+async def _show_policy(page: OpenPage, adopted: TextLabel, says: TextLabel) -> None:
     """Shows the store's policy, and who adopted it."""
-    found = await money.show(room.desk)
-    adopted.say(f"Adopted by {found.by} on {format_moment(found.at)}." if found.digest else money.NONE_YET)
-    says.say("\n".join(f"{key}: {value}" for key, value in money.lines_of(found.policy)))
+    found = await money.show(page.actor)
+    adopted.show_text(f"Adopted by {found.by} on {format_moment(found.at)}." if found.digest else money.NONE_YET)
+    says.show_text("\n".join(f"{key}: {value}" for key, value in money.lines_of(found.policy)))
 
 
-async def _draw(room: OpenPage, plot: Plot, scope: str, over: str, rows: Sequence[Budget]) -> None:
+async def _plot_spending(page: OpenPage, plot: Plot, scope: str, over: str, rows: Sequence[Budget]) -> None:
     """Charts what one scope spent. A budget's day is UTC, as its window says."""
     size, count = CHART_PERIODS[over]
     if count:
-        until = room.now - room.now % DAY + DAY
-        points = await _read_points(room, scope, until - size * count, size, count)
+        until = page.now - page.now % DAY + DAY
+        points = await _read_points(page, scope, until - size * count, size, count)
         plot.show(chart_columns(points, size), empty=not any(value for _, value in points))
         return
-    now = room.now
+    now = page.now
     since = now - now % DAY
     today = window_at("day", now)
     row = next((row for row in rows if (row.scope, row.window, row.unit) == (scope, today, "usd")), None)
     size = max(1, -(-(now + 1 - since) // SPENDING_PARTS))
-    points = [each for each in await _read_points(room, scope, since, size, SPENDING_PARTS) if each[1]]
+    points = [each for each in await _read_points(page, scope, since, size, SPENDING_PARTS) if each[1]]
     cap = None if row is None or row.cap is None else float(row.cap)
     plot.show(chart_spending(points, cap, now), empty=not points)
 
 
-async def _read_points(room: OpenPage, scope: str, since: int, size: int, count: int) -> list[Point]:
+async def _read_points(page: OpenPage, scope: str, since: int, size: int, count: int) -> list[Point]:
     """Reads what a scope spent in each part of a time; a part without spending is 0."""
     spent = [0.0] * count
-    for each in await queries.spending(room.desk, since, since + size * count, count):
+    for each in await queries.spending(page.actor, since, since + size * count, count):
         if scope in ("fleet", f"agent:{each.agent}"):
             spent[each.part] += float(each.spent_usd)
     return [(since + part * size, value) for part, value in enumerate(spent)]
 
 
-def _row(room: OpenPage, place: CapPlace) -> Callable[[CapPlace], None]:
+def _row(page: OpenPage, place: CapScope) -> Callable[[CapScope], None]:
     row = place.row
     name = f"{row.scope} {row.window}".strip()
     with add_box("tr"):
@@ -290,16 +290,16 @@ def _row(room: OpenPage, place: CapPlace) -> Callable[[CapPlace], None]:
             drawn = add_meter(f"used of {name}", compute_spent_share(row))
         figures = [add_cell("", "h-num") for _ in NUMBER_COLUMNS]
         with add_box("td"), add_box("div", "h-row"):
-            if room.may("operator") and row.unit == "usd":
-                add_button("Raise…", lambda: _change(room, row, "raise"), "plain", f"Raise the cap of {name}")
-                add_button("Lower…", lambda: _change(room, row, "lower"), "plain", f"Lower the cap of {name}")
+            if page.has_role("operator") and row.unit == "usd":
+                add_button("Raise…", lambda: _change(page, row, "raise"), "plain", f"Raise the cap of {name}")
+                add_button("Lower…", lambda: _change(page, row, "lower"), "plain", f"Lower the cap of {name}")
 
     def show(row: Budget) -> None:
-        left = "" if row.left is None else format_amount(row, max(ZERO_USD, row.left))
+        remaining = "" if row.remaining is None else format_amount(row, max(ZERO_USD, row.remaining))
         held = format_amount(row, row.held) if row.held else ""
-        shown = (format_amount(row, row.spent), format_budget_cap(row), held, left)
+        shown = (format_amount(row, row.spent), format_budget_cap(row), held, remaining)
         for one, text in zip(figures, shown, strict=True):
-            one.say(text)
+            one.show_text(text)
         figures[-1].props["title"] = (
             f"{format_amount(row, row.kept)} more are kept for the last words" if row.kept else ""
         )
@@ -308,12 +308,12 @@ def _row(room: OpenPage, place: CapPlace) -> Callable[[CapPlace], None]:
     seen = [row]
     show(row)
 
-    def later(place: CapPlace) -> None:
+    def update(place: CapScope) -> None:
         if place.row != seen[0]:
             seen[0] = place.row
             show(place.row)
 
-    return later
+    return update
 
 
 def _name_scope(row: Budget) -> None:
@@ -329,9 +329,9 @@ def _name_scope(row: Budget) -> None:
             add_text("The whole fleet", "h-what")
 
 
-def _change(room: OpenPage, row: Budget, direction: Direction) -> None:
+def _change(page: OpenPage, row: Budget, direction: Direction) -> None:
     stands = f"{row.scope} ({row.window or 'its life'}) has {format_budget_cap(row)}. "
-    ask_cap(room, row.scope, direction, row.window, stands)
+    ask_cap(page, row.scope, direction, row.window, stands)
 
 
 PAGE = 50
@@ -352,17 +352,17 @@ def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
     if since is None:
         since = now - parse_duration(given.get("age", "").strip() or DEFAULT_SEARCH_AGE)
 
-    def said(name: str) -> str:
+    def read_value(name: str) -> str:
         return clean(given.get(name, "").strip())
 
     return AuditFilter(
         since=since,
         until=parse_browser_time(given.get("until", ""), "the end"),
-        agent=said("agent"),
-        tool=said("tool"),
-        outcome=said("outcome"),
-        session=said("session"),
-        text=said("text"),
+        agent=read_value("agent"),
+        tool=read_value("tool"),
+        outcome=read_value("outcome"),
+        session=read_value("session"),
+        text=read_value("text"),
     )
 
 
@@ -376,9 +376,9 @@ def parse_browser_time(text: str, what: str) -> int | None:
         raise NotDone(f"{text!r} is not a time for {what}: write it like 2026-11-17T08:30.", "wrong") from error
 
 
-async def build_audit_page(room: OpenPage) -> RefreshPage:
+async def build_audit_page(page: OpenPage) -> RefreshPage:
     with add_section("Search", card=True), add_box("form", "h-form", "Search the audit", role="search") as form:
-        inputs = _build_audit_inputs(room)
+        inputs = _build_audit_inputs(page)
         add_submit("Search", "go")
         export = add_link("Export as JSON lines", "/download/audit")
         export.props["download"] = ""
@@ -386,27 +386,27 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
         shown_as = add_text("", "h-dim")
         rows = add_table("Calls", AUDIT_COLUMNS, ("cost",))
         older = add_button("Older", lambda: None)
-    looking_for = _Search(room, rows)
+    looking_for = _Search(page, rows)
 
-    async def go(*, on: bool = False) -> None:
+    async def run_search(*, on: bool = False) -> None:
         given = _read_audit_inputs(inputs)
         export.props["href"] = f"/download/audit?{urlencode(given)}"
         try:
             more = await looking_for.page(given, on=on, safe=bool(inputs["safe"].value))
         except HalterError as error:
-            room.say(str(error), bad=True)
+            page.show_message(str(error), bad=True)
             return
         count = f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found."
-        shown_as.say(f"{count} {SAFE_NOTE if inputs['safe'].value else LEFT_OUT_NOTE}")
+        shown_as.show_text(f"{count} {SAFE_NOTE if inputs['safe'].value else LEFT_OUT_NOTE}")
         older.set_visibility(more)
 
     async def search() -> None:
         ui.navigate.history.replace(make_audit_path(inputs))
-        await go()
+        await run_search()
 
     form.on("submit.prevent", search)
-    older.on_click(lambda: go(on=True))
-    await go()
+    older.on_click(lambda: run_search(on=True))
+    await run_search()
 
     async def refresh(_: FeedChanges) -> None:
         """Search results stay as they are until the next search."""
@@ -414,13 +414,13 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
-def _build_audit_inputs(room: OpenPage) -> Mapping[str, Any]:
+def _build_audit_inputs(page: OpenPage) -> Mapping[str, Any]:
     """Builds the fields of the search, filled with what the address says."""
-    asked = room.asked_for("period")
-    chosen = asked if asked in PERIODS else DEFAULT_PERIOD
+    question = page.query_value("period")
+    chosen = question if question in PERIODS else DEFAULT_PERIOD
     period: Any = ui.select(list(PERIODS), value=chosen, label="When").props("outlined dense")
     since, until = (
-        ui.input(label, value=make_legible(room.asked_for(name))).props(
+        ui.input(label, value=make_legible(page.query_value(name))).props(
             "outlined dense type=datetime-local stack-label"
         )
         for name, label in (("since", "From"), ("until", "To"))
@@ -429,10 +429,10 @@ def _build_audit_inputs(room: OpenPage) -> Mapping[str, Any]:
         each.bind_visibility_from(period, "value", value=OWN_PERIOD)
         each.set_visibility(chosen == OWN_PERIOD)
     named: dict[str, Any] = {
-        name: ui.input(label, value=make_legible(room.asked_for(name))).props("outlined dense")
+        name: ui.input(label, value=make_legible(page.query_value(name))).props("outlined dense")
         for name, label in FIELDS
     }
-    safe: Any = ui.checkbox("SAFE calls, too", value=room.asked_for("safe") == "yes")
+    safe: Any = ui.checkbox("SAFE calls, too", value=page.query_value("safe") == "yes")
     return {"period": period, "since": since, "until": until, **named, "safe": safe}
 
 
@@ -457,47 +457,47 @@ def _read_audit_inputs(inputs: Mapping[str, Any]) -> Mapping[str, str]:
 class _Search:
     """The results so far."""
 
-    def __init__(self, room: OpenPage, rows: Element) -> None:
-        self._room = room
+    def __init__(self, page: OpenPage, rows: Element) -> None:
+        self._page = page
         self._rows = rows
-        self._until: int | None = None
+        self._before_seq: int | None = None
         self._last: set[str] = set()
         self.count = 0
 
     async def page(self, given: Mapping[str, str], *, on: bool, safe: bool) -> bool:
         """Shows the next page, or the first one; returns whether there are more."""
-        wanted = parse_audit_filter(given, self._room.now)
+        filters = parse_audit_filter(given, self._page.now)
         if not on:
             self._rows.clear()
-            self._until, self._last, self.count = wanted.until, set(), 0
-        found = await self._find(msgspec.structs.replace(wanted, until=self._until), safe=safe)
+            self._before_seq, self._last, self.count = filters.until, set(), 0
+        found = await self._find(msgspec.structs.replace(filters, until=self._before_seq), safe=safe)
         with self._rows:
             for each in found[:PAGE]:
-                _audit_row(self._room, each)
-        self._go_on_after(found[:PAGE])
+                _audit_row(self._page, each)
+        self._continue_after(found[:PAGE])
         return len(found) > PAGE
 
-    async def _find(self, wanted: AuditFilter, *, safe: bool) -> list[AuditEntry]:
+    async def _find(self, filters: AuditFilter, *, safe: bool) -> list[AuditEntry]:
         found: list[AuditEntry] = []
-        async with aclosing(newest(self._room.desk, wanted)) as entries:
+        async with aclosing(newest(self._page.actor, filters)) as entries:
             async for each in entries:
                 if each.call not in self._last:
                     found.append(make_audit_entry(each))
                 if len(found) > PAGE:
                     break
         if safe:
-            calls = await queries.read_safe_calls(self._room.desk, wanted, MAX_SAFE_CALLS)
+            calls = await queries.read_safe_calls(self._page.actor, filters, MAX_SAFE_CALLS)
             found += [each for each in calls if each.call not in self._last]
             found.sort(key=lambda one: (one.created_at, one.call), reverse=True)
         return found
 
-    def _go_on_after(self, found: list[AuditEntry]) -> None:
+    def _continue_after(self, found: list[AuditEntry]) -> None:
         """Several calls may have started at the same time: their ids tell them apart."""
         self.count += len(found)
         if found:
-            before = self._last if found[-1].created_at == self._until else set[str]()
-            self._until = found[-1].created_at
-            self._last = before | {each.call for each in found if each.created_at == self._until}
+            before = self._last if found[-1].created_at == self._before_seq else set[str]()
+            self._before_seq = found[-1].created_at
+            self._last = before | {each.call for each in found if each.created_at == self._before_seq}
 
 
 def list_arguments(summary: str) -> str:
@@ -510,11 +510,11 @@ def list_arguments(summary: str) -> str:
     return "\n".join([*lines, *([more] if more else [])])
 
 
-def _audit_row(room: OpenPage, one: AuditEntry) -> None:
+def _audit_row(page: OpenPage, one: AuditEntry) -> None:
     outcome = label_outcome(one.outcome or "")
     with add_box("tr"):
         with add_box("td", "h-short"):
-            room.add_moment(one.created_at)
+            page.add_moment(one.created_at)
         with add_box("td"):
             if one.agent:
                 add_link(one.agent, f"/agent/{one.agent}")
@@ -522,7 +522,7 @@ def _audit_row(room: OpenPage, one: AuditEntry) -> None:
             add_text(one.tool, "h-what")
             add_text(f"{one.capability_level} {one.risk_level}".strip().capitalize(), "h-dim h-small")
         with add_box("td"):
-            add_chip(outcome.word, outcome.mood)
+            add_chip(outcome.text, outcome.mood)
             if one.decided_by:
                 add_text(f"by {one.decided_by}", "h-dim h-small")
         add_cell(format_money(one.cost_usd) if one.cost_usd else "", "h-num")
@@ -539,27 +539,27 @@ STATUS = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
 
 def add_downloads(api: FastAPI, app: Runtime) -> None:
     async def audit(request: Request) -> Response:
-        desk = Desk(app, request.scope[WHO_KEY])
+        actor = Actor(app, request.scope[WHO_KEY])
         try:
-            wanted = parse_audit_filter(dict(request.query_params), app.clock.now())
+            filters = parse_audit_filter(dict(request.query_params), app.clock.now())
         except HalterError as error:
             return _refusal_response(error)
-        return StreamingResponse(_audit(desk, wanted), media_type=LINES, headers=_as_file("audit.jsonl"))
+        return StreamingResponse(_audit(actor, filters), media_type=LINES, headers=_to_download_headers("audit.jsonl"))
 
     async def session(name: str, request: Request) -> Response:
-        desk = Desk(app, request.scope[WHO_KEY])
+        actor = Actor(app, request.scope[WHO_KEY])
         try:
-            row = await desk.session(name)
+            row = await actor.session(name)
         except HalterError as error:
             return _refusal_response(error)
         lines = await app.store.study(lambda view: _journal(view, [row.session], app.clock.now()))
-        return Response(lines, media_type=LINES, headers=_as_file(f"{make_file_name(row.session)}.jsonl"))
+        return Response(lines, media_type=LINES, headers=_to_download_headers(f"{make_file_name(row.session)}.jsonl"))
 
     api.get("/download/audit", include_in_schema=False, response_model=None)(audit)
     api.get("/download/session/{name}", include_in_schema=False, response_model=None)(session)
 
 
-def _as_file(name: str) -> dict[str, str]:
+def _to_download_headers(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"', "X-Content-Type-Options": "nosniff"}
 
 
@@ -568,8 +568,8 @@ def _refusal_response(error: HalterError) -> Response:
     return JSONResponse({"error": str(error)}, status)
 
 
-async def _audit(desk: Desk, wanted: AuditFilter) -> AsyncIterator[bytes]:
-    async with aclosing(audit_of(desk, wanted)) as entries:
+async def _audit(actor: Actor, filters: AuditFilter) -> AsyncIterator[bytes]:
+    async with aclosing(audit_of(actor, filters)) as entries:
         async for each in entries:
             yield encode_public_json(make_audit_entry(each)) + b"\n"
 

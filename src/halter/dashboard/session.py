@@ -85,7 +85,7 @@ from halter.dashboard.parts import (
 )
 from halter.operations import control, queries
 from halter.operations.decisions import WaitingDecision, group_calls, waiting
-from halter.operations.queries import FactView, Saw, WorkDone
+from halter.operations.queries import FactView, HotStateShown, WorkDone
 from halter.present.events import describe_event, format_hour, format_relative_moment
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts, Listing
@@ -94,7 +94,7 @@ from halter.state.receipt import Receipt
 MAX_SERIES: Final = 5
 
 
-def find_number_series(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
+def find_number_series(seen: Sequence[HotStateShown]) -> Mapping[str, Sequence[Point]]:
     """Returns numeric facts that were seen more than once; of many, those that changed most often."""
     found: dict[str, list[Point]] = {}
     for saw in seen:
@@ -139,18 +139,18 @@ class KnownFact:
 class HotStatePanel:
     """The hot state of a session's page."""
 
-    def __init__(self, room: OpenPage, session: str) -> None:
-        self._room = room
+    def __init__(self, page: OpenPage, session: str) -> None:
+        self._page = page
         self._session = session
-        self._none = add_text("", "h-none")
+        self._empty_label = add_text("", "h-none")
         self._facts = KeyedList[KnownFact](add_box("ul", "h-list h-lines", "Hot state"), self._build_fact)
         self._numbers: Mapping[str, Sequence[Point]] = {}
         self._healths = Plot("Health of the sensors over time", "")
         self._sensors = KeyedList[SensorChanged](add_box("ul", "h-list", "Sensors"), _sensor)
 
     async def show(self) -> None:
-        state = await queries.hot_state(self._room.desk, self._session)
-        self._none.say("" if state.facts else "It has no hot state.")
+        state = await queries.hot_state(self._page.actor, self._session)
+        self._empty_label.show_text("" if state.facts else "It has no hot state.")
         facts = [
             KnownFact(name, value, fact, tuple(number for _, number in self._numbers.get(name, ())))
             for whole, fact in state.facts.items()
@@ -160,11 +160,11 @@ class HotStatePanel:
         self._facts.show({(one.name, bool(one.numbers)): one for one in facts})
 
     async def show_history(self, events: Sequence[Stored]) -> None:
-        self._numbers = find_number_series(await queries.hot_state_history(self._room.desk, self._session))
+        self._numbers = find_number_series(await queries.hot_state_history(self._page.actor, self._session))
         await self.show()
-        found = await queries.sensors(self._room.desk, self._session)
+        found = await queries.sensors(self._page.actor, self._session)
         self._sensors.show({(name, event.health): event for name, event in found.items()})
-        healths = find_health_spans(events, self._room.now)
+        healths = find_health_spans(events, self._page.now)
         lanes = sorted({span.lane for span in healths})
         # Sensors that all read are told in a word each.
         unwell = any(span.mood == BAD for span in healths)
@@ -176,13 +176,13 @@ class HotStatePanel:
             value = add_text("", "h-text h-mono h-cut", "span")
             add_box("span", "h-space")
             spark = add_spark(f"{one.name} in the newest turns", one.numbers) if one.numbers else None
-            age = self._room.add_moment(None, "h-dim h-small")
+            age = self._page.add_moment(None, "h-dim h-small")
 
         def show(one: KnownFact) -> None:
-            value.say(format_value(one.value))
+            value.show_text(format_value(one.value))
             value.props["title"] = make_legible(describe_value(one.value), MAX_TITLE)
             props: dict[str, Any] = age.props
-            self._room.set_moment(age, one.fact.at)
+            self._page.set_moment(age, one.fact.at)
             props["title"] = f"{props['title']}, by {one.fact.by}" if one.fact.by else props["title"]
             if spark is not None:
                 set_spark(spark, one.numbers)
@@ -203,7 +203,7 @@ def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
     label = label_sensor(event.health)
     with add_box("li", "h-row"):
         add_text(event.sensor, "h-what")
-        add_chip(label.word, label.mood)
+        add_chip(label.text, label.mood)
         add_text("" if event.health == "ok" else event.sentence, "h-text h-small")
     return lambda _: None
 
@@ -216,7 +216,7 @@ class Utterance:
     by: str
     text: str
     icon: str = "chat"
-    about: str = ""
+    subject: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,9 @@ class ToolUse:
 
     at: int
     tool: str
-    asked: str
+    arguments: str
     outcome: str = ""
-    answered: str = ""
+    result: str = ""
     millis: int = 0
     usd: int = 0
 
@@ -239,13 +239,13 @@ CHANNELS: Final = {"in_app": "the app"}
 class TranscriptPanel:
     """What was said and done in a session: each call stands with its outcome. Bodies are read once."""
 
-    def __init__(self, room: OpenPage) -> None:
-        self._room = room
+    def __init__(self, page: OpenPage) -> None:
+        self._page = page
         self._bodies: dict[int, str] = {}
-        self._found: Mapping[int, Utterance | ToolUse] = {}
-        self._wrong: Any = ui.checkbox("Only calls that went wrong", on_change=self._show_found)
-        self._none = add_text("", "h-none")
-        self._shown = KeyedList[Utterance | ToolUse](add_box("div", "h-talk"), lambda one: _build_spoken(room, one))
+        self._by_seq: Mapping[int, Utterance | ToolUse] = {}
+        self._problem_label: Any = ui.checkbox("Only calls that went wrong", on_change=self._show_found)
+        self._empty_label = add_text("", "h-none")
+        self._entries = KeyedList[Utterance | ToolUse](add_box("div", "h-talk"), lambda one: _build_spoken(page, one))
 
     async def show(self, events: Sequence[Stored]) -> None:
         """Shows what these events say, the newest last."""
@@ -259,41 +259,41 @@ class TranscriptPanel:
                     requests[event.request] = event.model, stored.at
                 case RequestSettled() as event:
                     about = describe_request(requests.get(event.request), event, stored.at)
-                    text = await self._words(stored)
+                    text = await self._read_text(stored)
                     if text or describe_usage(event):
                         found[stored.seq] = Utterance(stored.at, MODEL, text, "agent", about)
                 case CallStarted() as event:
                     places[event.call] = stored.seq
-                    found[stored.seq] = ToolUse(stored.at, event.tool, await self._words(stored))
+                    found[stored.seq] = ToolUse(stored.at, event.tool, await self._read_text(stored))
                 case CallSettled() as event if event.call in places:
                     place = places[event.call]
-                    found[place] = _settle(found[place], event, await self._words(stored))
+                    found[place] = _settle(found[place], event, await self._read_text(stored))
                 case CallRefused() as event:
                     found[stored.seq] = ToolUse(stored.at, event.tool, "", event.outcome, event.sentence)
                 case TurnStarted():
                     by, icon = _speaker(stored)
-                    text = await self._words(stored)
+                    text = await self._read_text(stored)
                     # Most turns begin with the same words: they are shown where they change.
                     found[stored.seq] = Utterance(stored.at, by, "" if text == opening else text, icon)
                     opening = text
                 case _:
                     by, icon = _speaker(stored)
-                    if by and (text := await self._words(stored)):
+                    if by and (text := await self._read_text(stored)):
                         found[stored.seq] = Utterance(stored.at, by, text, icon)
         kept = {stored.seq for stored in events}
         self._bodies = {seq: text for seq, text in self._bodies.items() if seq in kept}
-        self._found = found
+        self._by_seq = found
         self._show_found()
 
     def _show_found(self) -> None:
-        wrong = bool(self._wrong.value)
-        found = {seq: one for seq, one in self._found.items() if not wrong or went_wrong(one)}
-        self._none.say("" if found else "No call went wrong." if wrong else "Nothing was said yet.")
-        self._shown.show({(seq, getattr(one, "outcome", "")): one for seq, one in found.items()})
+        wrong = bool(self._problem_label.value)
+        found = {seq: one for seq, one in self._by_seq.items() if not wrong or went_wrong(one)}
+        self._empty_label.show_text("" if found else "No call went wrong." if wrong else "Nothing was said yet.")
+        self._entries.show({(seq, getattr(one, "outcome", "")): one for seq, one in found.items()})
 
-    async def _words(self, stored: Stored) -> str:
+    async def _read_text(self, stored: Stored) -> str:
         if stored.seq not in self._bodies:
-            body = await read_body(self._room.app.store, stored)
+            body = await read_body(self._page.app.store, stored)
             self._bodies[stored.seq] = _read_words(stored, body) or ("(erased)" if stored.erased else "")
         return self._bodies[stored.seq]
 
@@ -307,7 +307,7 @@ def _settle(use: Utterance | ToolUse, event: CallSettled, answered: str) -> Utte
     if not isinstance(use, ToolUse):
         return use
     usd = event.charge.usd if event.charge else 0
-    return replace(use, outcome=event.outcome, answered=answered or event.error, millis=event.duration_ms, usd=usd)
+    return replace(use, outcome=event.outcome, result=answered or event.error, millis=event.duration_ms, usd=usd)
 
 
 def _read_words(stored: Stored, body: bytes) -> str:
@@ -345,36 +345,36 @@ def _speaker(stored: Stored) -> tuple[str, str]:
             return "", ""
 
 
-def _build_spoken(room: OpenPage, one: Utterance | ToolUse) -> Callable[[Utterance | ToolUse], None]:
+def _build_spoken(page: OpenPage, one: Utterance | ToolUse) -> Callable[[Utterance | ToolUse], None]:
     if isinstance(one, ToolUse):
-        _build_tool_use(room, one)
+        _build_tool_use(page, one)
         return lambda _: None
     with add_box("div", f"h-said {'h-own' if one.by == MODEL else ''}"):
         with add_box("div", "h-row h-from"):
             add_icon(one.icon)
             add_text(one.by, "", "span")
-            add_text(one.about, "h-about", "span")
-            room.add_moment(one.at)
+            add_text(one.subject, "h-about", "span")
+            page.add_moment(one.at)
         if one.text:
             add_text(one.text)
     return lambda _: None
 
 
-def _build_tool_use(room: OpenPage, one: ToolUse) -> None:
+def _build_tool_use(page: OpenPage, one: ToolUse) -> None:
     outcome = label_outcome(one.outcome)
     with add_box("details", "h-fold h-call"):
         with add_box("summary"):
             add_icon("tool")
             add_text(one.tool, "h-what", "span")
-            add_chip(outcome.word, outcome.mood)
+            add_chip(outcome.text, outcome.mood)
             taken = f"{one.millis} ms" if one.millis else ""
             cost = format_money(micros_to_usd(one.usd)) if one.usd else ""
             add_text(" · ".join(each for each in (taken, cost) if each), "h-dim h-small", "span")
-            room.add_moment(one.at, "h-dim h-small")
-        if one.asked:
-            add_arguments(one.asked)
-        if one.answered:
-            add_preformatted(one.answered)
+            page.add_moment(one.at, "h-dim h-small")
+        if one.arguments:
+            add_arguments(one.arguments)
+        if one.result:
+            add_preformatted(one.result)
 
 
 MAX_EVENTS_DRAWN = 400
@@ -388,8 +388,8 @@ MAX_EVENTS_LISTED = 100
 class SessionHead:
     """The head of a session's page: what it is, how it stands, and what it costs."""
 
-    def __init__(self, room: OpenPage, row: SessionRow, title: str) -> None:
-        self._room = room
+    def __init__(self, page: OpenPage, row: SessionRow, title: str) -> None:
+        self._page = page
         self._work = WorkDone()
         with add_box("div", "h-row h-apart"):
             with add_box("div"):
@@ -403,78 +403,78 @@ class SessionHead:
                     if row.parent:
                         add_link(f"part of {shorten_id(row.parent)}", f"/session/{row.parent}")
                     add_id(row.session)
-            self._actions = _build_actions(room, row)
-        self._why = add_text("", "h-text h-bad")
+            self._actions = _build_actions(page, row)
+        self._reason_label = add_text("", "h-text h-bad")
         with add_box("div", "h-stats").style("margin-top: 1rem"):
             with add_box("div"):
                 self._cost = add_stat("Cost")
                 self._meter = add_meter("Spent of its cap", 0)
             self._tokens = add_stat("Tokens")
             self._took = add_stat("Time")
-            self._done = add_stat("Work")
+            self._work_stat = add_stat("Work")
 
     async def show(self, row: SessionRow) -> None:
         label = label_state(row.state)
         set_chip(self._state, label)
-        self._actions.set_visibility(self._room.may("operator") and row.ended_at is None)
-        self._why.say(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
-        budget = await queries.session_budget(self._room.desk, row.session)
+        self._actions.set_visibility(self._page.has_role("operator") and row.ended_at is None)
+        self._reason_label.show_text(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
+        budget = await queries.session_budget(self._page.actor, row.session)
         cap = None if budget is None else budget.cap
         spent = ZERO_USD if budget is None else budget.spent
-        self._cost[0].say(format_money(spent))
+        self._cost[0].show_text(format_money(spent))
         held = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
         # Without a row of its own nothing was spent yet, and its cap is not known here.
         bound = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
-        self._cost[1].say(f"{bound}{held}")
+        self._cost[1].show_text(f"{bound}{held}")
         set_meter(self._meter, float((spent + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
         await self._show_work(row)
 
     async def _show_work(self, row: SessionRow) -> None:
-        self._tokens[0].say(format_tokens(await queries.session_tokens(self._room.desk, row.session)))
-        self._tokens[1].say("read and written, without cached ones")
-        self._took[0].say(format_span(max(0, (row.ended_at or self._room.now) - row.started_at)))
-        began = f"began {format_relative_moment(row.started_at, self._room.now)}"
-        wakes = f", wakes {format_relative_moment(row.due_at, self._room.now)}" if row.due_at else ""
-        self._took[1].say(f"{began}{wakes}")
-        self._work = await queries.count_work(self._room.desk, row.session, self._work)
-        self._done[0].say(format_count(self._work.calls, "call"))
-        self._done[1].say(f"{format_count(self._work.turns, 'turn')}, {self._work.refused:,} refused")
+        self._tokens[0].show_text(format_tokens(await queries.session_tokens(self._page.actor, row.session)))
+        self._tokens[1].show_text("read and written, without cached ones")
+        self._took[0].show_text(format_span(max(0, (row.ended_at or self._page.now) - row.started_at)))
+        began = f"began {format_relative_moment(row.started_at, self._page.now)}"
+        wakes = f", wakes {format_relative_moment(row.due_at, self._page.now)}" if row.due_at else ""
+        self._took[1].show_text(f"{began}{wakes}")
+        self._work = await queries.count_work(self._page.actor, row.session, self._work)
+        self._work_stat[0].show_text(format_count(self._work.calls, "call"))
+        self._work_stat[1].show_text(f"{format_count(self._work.turns, 'turn')}, {self._work.refused:,} refused")
 
 
-async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
-    row = await room.desk.session(name)
+async def build_session_page(page: OpenPage, name: str) -> RefreshPage:
+    row = await page.actor.session(name)
     with add_section("Session", card=True, heading=False):
-        head = SessionHead(room, row, await queries.session_title(room.desk, row))
+        head = SessionHead(page, row, await queries.session_title(page.actor, row))
     together = KeyedList[Sequence[WaitingDecision]](
-        add_box("div", "h-cards"), lambda calls: build_group_card(room, calls)
+        add_box("div", "h-cards"), lambda calls: build_group_card(page, calls)
     )
-    asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
+    asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda decision: build_decision_card(page, decision))
     with add_section("Turns, calls and brakes", card=True):
         plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
     with add_box("div", "h-wide"):
         with add_section("What was said", card=True):
-            saying = TranscriptPanel(room)
+            saying = TranscriptPanel(page)
         with add_box("div", "h-col"):
             with add_section("What it knows", card=True):
-                knowing = HotStatePanel(room, row.session)
+                knowing = HotStatePanel(page, row.session)
             with add_section("What happens", card=True):
                 lines = KeyedList[Happening](
                     add_box("ol", "h-events", "Events", tabindex="0"), _build_happening, "Nothing happened yet."
                 )
 
-    async def refresh(grown: FeedChanges) -> None:
+    async def refresh(changes: FeedChanges) -> None:
         await knowing.show()
-        if not grown.of(session_stream(row.session)):
+        if not changes.concerns(session_stream(row.session)):
             return
-        found = [one for one in await waiting(room.desk) if one.session == row.session]
+        found = [decision for decision in await waiting(page.actor) if decision.session == row.session]
         groups = [calls for calls in group_calls(found) if len(calls) > 1]
-        together.show({tuple(one.decision for one in calls): calls for calls in groups})
-        asked.show({one.decision: one for one in found})
-        events = await queries.newest_events(room.desk, row.session, MAX_EVENTS_DRAWN)
-        await head.show(await room.desk.session(row.session))
-        spoken = await _find_spoken(room, row.session, events)
-        work = await queries.work_events(room.desk, row.session, MAX_EVENTS_DRAWN)
-        spans = find_skips(spoken) + find_spans(work, room.now)
+        together.show({tuple(decision.decision for decision in calls): calls for calls in groups})
+        asked.show({decision.decision: decision for decision in found})
+        events = await queries.newest_events(page.actor, row.session, MAX_EVENTS_DRAWN)
+        await head.show(await page.actor.session(row.session))
+        spoken = await _find_spoken(page, row.session, events)
+        work = await queries.work_events(page.actor, row.session, MAX_EVENTS_DRAWN)
+        spans = find_skips(spoken) + find_spans(work, page.now)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
         listed = list_happenings(spoken)[-MAX_EVENTS_LISTED:]
         lines.show({(one.seq, one.count): one for one in reversed(listed)})
@@ -485,11 +485,11 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
     return refresh
 
 
-async def _find_spoken(room: OpenPage, session: str, events: Sequence[Stored]) -> Sequence[Stored]:
+async def _find_spoken(page: OpenPage, session: str, events: Sequence[Stored]) -> Sequence[Stored]:
     """Looks further back where nothing was said lately, as in a session that mostly skips its turns."""
     if len(events) < MAX_EVENTS_DRAWN or any(_speaker(stored)[0] for stored in events):
         return events
-    return await queries.newest_events(room.desk, session, MAX_EVENTS_SEARCHED)
+    return await queries.newest_events(page.actor, session, MAX_EVENTS_SEARCHED)
 
 
 def _build_happening(one: Happening) -> Callable[[Happening], None]:
@@ -500,62 +500,62 @@ def _build_happening(one: Happening) -> Callable[[Happening], None]:
     return lambda _: None
 
 
-def _build_actions(room: OpenPage, row: SessionRow) -> Element:
+def _build_actions(page: OpenPage, row: SessionRow) -> Element:
     """Adds what can be done with a session; the part that is returned is for one that is not over."""
     with add_box("div", "h-row"):
         add_link("Receipt", f"/receipt/{row.session}")
         add_link("Export", f"/download/session/{row.session}").props["download"] = ""
         with add_box("div", "h-row") as actions:
-            if room.may("operator"):
-                add_button("Message…", lambda: _message(room, row))
-                add_button("Cancel session…", lambda: _cancel(room, row), "stop")
+            if page.has_role("operator"):
+                add_button("Message…", lambda: _message(page, row))
+                add_button("Cancel session…", lambda: _cancel(page, row), "stop")
     return actions
 
 
-def _message(room: OpenPage, row: SessionRow) -> None:
-    async def do(given: FormValues) -> str:
-        await control.tell(room.desk, row.session, given["text"])
+def _message(page: OpenPage, row: SessionRow) -> None:
+    async def do(values: FormValues) -> str:
+        await control.send_message(page.actor, row.session, values["text"])
         return f"{row.session} is told, and wakes."
 
     text = FormField("text", "Your words", "", "text")
-    open_dialog(room, f"Say something to {row.session}?", "It sees your words in its next turn.", (text,), "Say it", do)
+    open_dialog(page, f"Say something to {row.session}?", "It sees your words in its next turn.", (text,), "Say it", do)
 
 
-def _cancel(room: OpenPage, row: SessionRow) -> None:
-    async def do(given: FormValues) -> str:
-        came = await control.cancel(room.desk, row.session, given["reason"])
+def _cancel(page: OpenPage, row: SessionRow) -> None:
+    async def do(values: FormValues) -> str:
+        came = await control.cancel(page.actor, row.session, values["reason"])
         return f"Session {came.session} is cancelled. {came.sentence}"
 
     says = "It ends for good: what it has in flight is stopped, and nothing of it starts again."
-    open_dialog(room, f"Cancel {row.session}?", says, (REASON,), "Cancel the session", do, "stop")
+    open_dialog(page, f"Cancel {row.session}?", says, (REASON,), "Cancel the session", do, "stop")
 
 
-def _word_receipt(part: Facts | Listing | str, made: Receipt) -> Facts | Listing | str:
+def _translate_receipt(part: Facts | Listing | str, receipt: Receipt) -> Facts | Listing | str:
     """Puts states and outcomes of a receipt into the words of the pages."""
     match part:
         case Facts():
-            why = explain_terminal(made.state, made.terminal_reason or "")
+            why = explain_terminal(receipt.state, receipt.terminal_reason or "")
             words = {
-                "agent": f"{made.agent}, {KINDS.get(made.kind, made.kind)}",
-                "state": f"{label_state(made.state).word}{f': {why}' if why else ''}",
+                "agent": f"{receipt.agent}, {KINDS.get(receipt.kind, receipt.kind)}",
+                "state": f"{label_state(receipt.state).text}{f': {why}' if why else ''}",
             }
             return Facts("", [(name, words.get(name, value)) for name, value in part.facts])
         case Listing() if "outcome" in part.columns:
             place = part.columns.index("outcome")
-            rows = [[*row[:place], label_outcome(row[place]).word, *row[place + 1 :]] for row in part.rows]
+            rows = [[*row[:place], label_outcome(row[place]).text, *row[place + 1 :]] for row in part.rows]
             return replace(part, rows=rows)
         case _:
             return part
 
 
-async def build_receipt_page(room: OpenPage, name: str) -> RefreshPage:
+async def build_receipt_page(page: OpenPage, name: str) -> RefreshPage:
     """Shows the receipt as it was when the page was opened."""
-    made = await queries.receipt(room.desk, name)
-    with add_section(f"Receipt of {made.session}", card=True, heading=False):
+    receipt = await queries.receipt(page.actor, name)
+    with add_section(f"Receipt of {receipt.session}", card=True, heading=False):
         with add_box("div", "h-row"):
-            add_link("Session", f"/session/{made.session}")
-            add_link("Export with its journal", f"/download/session/{made.session}").props["download"] = ""
-        add_sheet([_word_receipt(part, made) for part in build_receipt_sheet(made)])
+            add_link("Session", f"/session/{receipt.session}")
+            add_link("Export with its journal", f"/download/session/{receipt.session}").props["download"] = ""
+        add_sheet([_translate_receipt(part, receipt) for part in build_receipt_sheet(receipt)])
 
     async def refresh(_: FeedChanges) -> None:
         pass

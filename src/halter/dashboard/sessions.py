@@ -56,15 +56,15 @@ STATES_OF: Final = {
 }
 
 
-async def read_sessions(room: OpenPage, agent: str, wanted: str, limit: int) -> list[SessionRow]:
+async def read_sessions(page: OpenPage, agent: str, query: str, limit: int) -> list[SessionRow]:
     """Reads the newest sessions that fit, however long ago they were: each state is asked for by its index."""
-    if wanted == "Under way":
-        rows = [row for row in await queries.sessions_under_way(room.desk) if agent in ("", row.agent)]
-    elif wanted in STATES_OF:
-        rows = [row for state in STATES_OF[wanted] for row in await queries.sessions(room.desk, agent, state, 0, limit)]
+    if query == "Under way":
+        rows = [row for row in await queries.sessions_under_way(page.actor) if agent in ("", row.agent)]
+    elif query in STATES_OF:
+        rows = [row for state in STATES_OF[query] for row in await queries.sessions(page.actor, agent, state, 0, limit)]
     else:
-        rows = list(await queries.sessions(room.desk, agent, limit=limit))
-    fits = [row for row in rows if fits_filter(row, wanted)]
+        rows = list(await queries.sessions(page.actor, agent, limit=limit))
+    fits = [row for row in rows if fits_filter(row, query)]
     return sorted(fits, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
 
 
@@ -73,20 +73,20 @@ MAX_RUN_BARS: Final = 60
 
 def make_run_bar(row: SessionRow, now: int) -> RunBar:
     label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
-    title = f"{row.session}: {label.word}, {format_span(took)}, {format_age(row.started_at, now)}"
+    title = f"{row.session}: {label.text}, {format_span(took)}, {format_age(row.started_at, now)}"
     return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
 
 
 def count_states(rows: Sequence[SessionRow]) -> str:
     """Says how many sessions stand in which state, the most frequent first; "" for a single one."""
-    counts = Counter(label_state(row.state).word.lower() for row in rows)
-    told = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    return f"The newest {len(rows)}: {told}" if len(rows) > 1 else ""
+    counts = Counter(label_state(row.state).text.lower() for row in rows)
+    sentence = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    return f"The newest {len(rows)}: {sentence}" if len(rows) > 1 else ""
 
 
-def fits_filter(row: SessionRow, wanted: str) -> bool:
+def fits_filter(row: SessionRow, query: str) -> bool:
     mood, over = label_state(row.state).mood, row.ended_at is not None
-    match wanted:
+    match query:
         case "Under way":
             return not over
         case "Waiting for a person":
@@ -115,8 +115,8 @@ EVERY_AGENT: Final = "Every agent"
 class SessionFilter:
     """What a person looks for; the address of the page leads back to it."""
 
-    def __init__(self, room: OpenPage) -> None:
-        state, agent = room.asked_for("state"), make_legible(room.asked_for("agent")) or EVERY_AGENT
+    def __init__(self, page: OpenPage) -> None:
+        state, agent = page.query_value("state"), make_legible(page.query_value("agent")) or EVERY_AGENT
         with add_box("div", "h-filters", "Filter the sessions", role="search"):
             self._text: Any = ui.input("Search").props("outlined dense clearable")
             chosen = state if state in FILTERS else FILTERS[0]
@@ -125,7 +125,7 @@ class SessionFilter:
             self._agent: Any = ui.select(agents, value=agent, label="Agent").props("outlined dense")
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return str(self._text.value or "").strip().casefold()
 
     @property
@@ -137,8 +137,8 @@ class SessionFilter:
         return "" if self._agent.value == EVERY_AGENT else str(self._agent.value)
 
     @property
-    def narrows(self) -> bool:
-        return bool(self.words or self.agent) or self.state != FILTERS[0]
+    def is_active(self) -> bool:
+        return bool(self.text or self.agent) or self.state != FILTERS[0]
 
     @property
     def path(self) -> str:
@@ -160,31 +160,35 @@ class SessionFilter:
 class SessionList:
     """The sessions that fit, the newest first, as many as were asked for."""
 
-    def __init__(self, room: OpenPage, wanted: SessionFilter) -> None:
-        self._room, self._wanted = room, wanted
+    def __init__(self, page: OpenPage, wanted: SessionFilter) -> None:
+        self._room, self._wanted = page, wanted
         self._count = PAGE
         self._titles: dict[str, str] = {}
         self._bars = RunBars("The newest of these sessions, by how they went")
-        self._counts = add_text("", "h-dim h-small")
+        self._count_label = add_text("", "h-dim h-small")
         with add_section("Sessions", card=True, heading=False):
             body = add_table("Sessions", SESSION_COLUMNS, ("cost",))
-            self._lines = KeyedList[ListedSession](body, lambda one: _row(room, one))
+            self._lines = KeyedList[ListedSession](body, lambda one: _row(page, one))
             self._none, self._searched = add_text("", "h-none"), add_text("", "h-dim h-small")
             self._older = add_button("Older", self._show_more)
 
     async def show(self) -> None:
-        words, room = self._wanted.words, self._room
+        words, page = self._wanted.text, self._room
         limit = SEARCHED if words else max(MAX_RUN_BARS, self._count + 1)
-        found = await read_sessions(room, self._wanted.agent, self._wanted.state, limit)
-        self._bars.show([make_run_bar(row, room.now) for row in reversed(found[:MAX_RUN_BARS])])
-        self._counts.say(count_states(found[:MAX_RUN_BARS]))
+        sessions = await read_sessions(page, self._wanted.agent, self._wanted.state, limit)
+        self._bars.show([make_run_bar(row, page.now) for row in reversed(sessions[:MAX_RUN_BARS])])
+        self._count_label.show_text(count_states(sessions[:MAX_RUN_BARS]))
         if words:
-            found = [row for row in found if words in f"{await self._title(row)} {row.session} {row.agent}".casefold()]
-        listed = [await self._read(row) for row in found[: self._count]]
+            sessions = [
+                row for row in sessions if words in f"{await self._title(row)} {row.session} {row.agent}".casefold()
+            ]
+        listed = [await self._to_listed(row) for row in sessions[: self._count]]
         self._lines.show({one.row.session: one for one in listed})
-        self._older.set_visibility(len(found) > self._count)
-        self._none.say("" if listed else "No session fits." if self._wanted.narrows else "There is no session yet.")
-        self._searched.say(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
+        self._older.set_visibility(len(sessions) > self._count)
+        self._none.show_text(
+            "" if listed else "No session fits." if self._wanted.is_active else "There is no session yet."
+        )
+        self._searched.show_text(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
 
     async def show_first(self) -> None:
         self._count = PAGE
@@ -196,22 +200,25 @@ class SessionList:
 
     async def _title(self, row: SessionRow) -> str:
         if row.session not in self._titles:
-            self._titles[row.session] = await queries.session_title(self._room.desk, row)
+            self._titles[row.session] = await queries.session_title(self._room.actor, row)
         return self._titles[row.session]
 
-    async def _read(self, row: SessionRow) -> ListedSession:
-        desk = self._room.desk
-        spent, tokens = await queries.session_spent(desk, row.session), await queries.session_tokens(desk, row.session)
+    async def _to_listed(self, row: SessionRow) -> ListedSession:
+        actor = self._room.actor
+        spent, tokens = (
+            await queries.session_spent(actor, row.session),
+            await queries.session_tokens(actor, row.session),
+        )
         return ListedSession(row, await self._title(row), spent, tokens)
 
 
-async def build_sessions_page(room: OpenPage) -> RefreshPage:
-    wanted = SessionFilter(room)
-    listed = SessionList(room, wanted)
+async def build_sessions_page(page: OpenPage) -> RefreshPage:
+    wanted = SessionFilter(page)
+    listed = SessionList(page, wanted)
 
     async def refresh(_: FeedChanges) -> None:
         await listed.show()
-        wanted.offer([name for name in await queries.agents_seen(room.app.store) if room.who.sees(name)])
+        wanted.offer([name for name in await queries.agents_seen(page.app.store) if page.principal.can_see(name)])
 
     async def search() -> None:
         ui.navigate.history.replace(wanted.path)
@@ -222,7 +229,7 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
-def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
+def _row(page: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
     row = one.row
     with add_box("tr"):
         with add_box("td"):
@@ -239,16 +246,16 @@ def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
             cost, tokens = add_text("", ""), add_text("", "h-dim h-small")
         took = add_cell("", "h-short")
         with add_box("td", "h-short"):
-            room.add_moment(row.started_at)
+            page.add_moment(row.started_at)
 
     def show(one: ListedSession) -> None:
         row = one.row
         set_chip(state, label_state(row.state))
-        wakes = f"wakes {format_age(row.due_at, room.now)}" if row.due_at and row.due_at > room.now else ""
-        why.say(explain_end(row) if row.ended_at is not None else wakes)
-        cost.say(format_money(one.spent))
-        tokens.say(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
-        took.say(format_span(max(0, (row.ended_at or room.now) - row.started_at)))
+        wakes = f"wakes {format_age(row.due_at, page.now)}" if row.due_at and row.due_at > page.now else ""
+        why.show_text(explain_end(row) if row.ended_at is not None else wakes)
+        cost.show_text(format_money(one.spent))
+        tokens.show_text(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
+        took.show_text(format_span(max(0, (row.ended_at or page.now) - row.started_at)))
 
     show(one)
     return show

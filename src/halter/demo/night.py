@@ -71,10 +71,10 @@ def find_price() -> ModelPrices:
     """Find the model's price in the table that caps use."""
     from halter.models.providers import Prices
 
-    found = Prices().find(MODEL)
-    if isinstance(found, Unpriced):
-        raise ConfigError(found.sentence)
-    return found
+    prices = Prices().find(MODEL)
+    if isinstance(prices, Unpriced):
+        raise ConfigError(prices.sentence)
+    return prices
 
 
 class DemoProvider:
@@ -113,7 +113,7 @@ class ServedModel:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         return await self._provider.serve(prompt)
 
@@ -139,7 +139,7 @@ MAX_FINDINGS_PER_REPORT: Final = 8
 
 def reply_as_bookkeeper(prompt: Prompt) -> Reply:
     """Book an invoice as soon as its scan can be read; until then, try again."""
-    invoice = next(found[0] for part in _parts(prompt) if (found := _INVOICE.search(_words(part))))
+    invoice = next(match[0] for part in _parts(prompt) if (match := _INVOICE.search(_words(part))))
     results = [part.outcome for part in _parts(prompt) if isinstance(part, ToolResult)]
     if results and results[-1] == "ok":
         return make_text_reply(f"The scan agrees with {invoice}, so I booked it.")
@@ -158,7 +158,7 @@ def reply_as_watchman(prompt: Prompt) -> Reply:
 
 def reply_as_analyst(prompt: Prompt) -> Reply:
     """Emit one finding after another, then write the report."""
-    report = next(int(found[1]) for part in _parts(prompt) if (found := _REPORT.search(_words(part))))
+    report = next(int(match[1]) for part in _parts(prompt) if (match := _REPORT.search(_words(part))))
     emitted = sum(isinstance(part, ToolResult) for part in _parts(prompt))
     if emitted < report % MAX_FINDINGS_PER_REPORT:
         finding = {"title": f"Region {emitted + 1}", "severity": "info", "text": _prose(40)}
@@ -489,7 +489,7 @@ def play_incident(scene: Scene, watch: WatchFrame, record: NightRecord | None = 
 
 
 async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFrame, person: str) -> PlayedIncident:
-    rates, before = find_price(), await _look_around(world)
+    rates, before = find_price(), await _take_stock(world)
     without, within = (DemoProvider(scene.script, rates, world.clock) for _ in range(2))
     desk = _lay_out_scene(scene, home / "without") / DESK_FOLDER
     plain = PlainLoop(without, world.clock, write_handbook(scene.handbook), desk)
@@ -497,7 +497,7 @@ async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFra
     for each in (
         scene.without(plain),
         _make_supervisor(world, app, ServedModel(within)).run([folder]),
-        *(scene.meanwhile(place, world.clock) for place in (desk, folder / DESK_FOLDER)),
+        *(scene.meanwhile(path, world.clock) for path in (desk, folder / DESK_FOLDER)),
     ):
         world.spawn(each)
     until = world.now + scene.span
@@ -510,7 +510,7 @@ async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFra
     rows = await world.journal.ask(Query("all_sessions", SessionRow))
     sessions = [row for row in rows if row.session not in before.sessions]
     paid = Bill(without.requests, micros_to_usd(without.usd))
-    await _say_good_morning(world, app, sessions)
+    await _switch_off_rest(world, app, sessions)
     return PlayedIncident(scene, paid, sum_bill(events), events, sessions)
 
 
@@ -522,7 +522,7 @@ class _Before(msgspec.Struct, frozen=True):
     bill: Bill
 
 
-async def _look_around(world: World) -> _Before:
+async def _take_stock(world: World) -> _Before:
     sessions = await world.journal.ask(Query("all_sessions", SessionRow))
     return _Before(
         dict(await read_stream_heads(world.journal)),
@@ -531,7 +531,7 @@ async def _look_around(world: World) -> _Before:
     )
 
 
-async def _say_good_morning(world: World, app: Runtime, sessions: Sequence[SessionRow]) -> None:
+async def _switch_off_rest(world: World, app: Runtime, sessions: Sequence[SessionRow]) -> None:
     """Switch off what would run on, once all figures are read: no process runs it after the night."""
     for agent in {row.agent for row in sessions if row.kind == "autonomous"}:
         await turn_off(app, agent, "the night is over")
@@ -557,8 +557,8 @@ def _make_runtime(world: World, home: Path, person: str) -> Runtime:
 
 def _make_supervisor(world: World, app: Runtime, model: Model) -> Supervisor:
     given = {str(model.name): model}
-    chance, mode = random.Random(world.seed), quiet_mode(world.lease)
-    return Supervisor(app, lambda _, __: None, chance=chance, given=given, mode=mode)
+    rng, mode = random.Random(world.seed), quiet_mode(world.lease)
+    return Supervisor(app, lambda _, __: None, rng=rng, given=given, mode=mode)
 
 
 async def _read_bill(world: World) -> Bill:

@@ -25,8 +25,8 @@ from halter.loop.session_runtime import run_together
 from halter.models.providers import is_installed
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
-from halter.server.auth import Keyring, describe_token, new_secret, suggest_token_name
-from halter.server.server import HOST, PORT, ServerExtras, bind, demand_server, format_address, serve_web
+from halter.server.auth import Keyring, describe_token, make_secret, suggest_token_name
+from halter.server.server import HOST, PORT, ServerExtras, bind, format_address, require_server, serve_web
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ NIGHT_STORE: Final = "night.db"
 
 
 @contextmanager
-def keep_night(place: DemoFolder, person: str, now: int) -> "Generator[NightRecord | None]":
+def record_night(place: DemoFolder, person: str, now: int) -> "Generator[NightRecord | None]":
     """Yield where the night is recorded, and make that the demo's store once it is whole.
 
     A store that is there already is left as it is: it has its own night, or had a life without one.
@@ -143,8 +143,8 @@ def lay_out_files(place: DemoFolder, model: str, by: str, now: int) -> LayoutRes
         changed = _write_unchanged_files(place, {name: read_shipped_file(name, model) for name in FILES})
     except OSError as error:
         raise ConfigError(explain_unwritable(place, error)) from error
-    told = [f"You changed its {', '.join(changed)}, which is used as it is."] if changed else []
-    return LayoutResult((*told, _trust_shipped_code(place, by, now)), changed)
+    sentences = [f"You changed its {', '.join(changed)}, which is used as it is."] if changed else []
+    return LayoutResult((*sentences, _trust_shipped_code(place, by, now)), changed)
 
 
 def read_shipped_file(name: str, model: str = RULES_MODEL) -> bytes:
@@ -216,24 +216,24 @@ class DemoDashboard(msgspec.Struct, frozen=True):
     serve: Callable[[], Coroutine[Any, Any, None]]
 
 
-def open_demo_dashboard(app: Runtime, bus: Bus, tell: Callable[[str], None], first: int = PORT) -> DemoDashboard:
+def open_demo_dashboard(app: Runtime, bus: Bus, report: Callable[[str], None], first: int = PORT) -> DemoDashboard:
     """Take a port, and make a token that is not stored. Raises ConfigError if the server is not installed."""
-    demand_server()
+    require_server()
     from halter.server.server import make_login_url
 
-    listening = take_free_port(first)
+    listening = bind_free_port(first)
     port = listening.getsockname()[1]
-    secret = new_secret()
+    secret = make_secret()
     keys = Keyring(extra=[describe_token(secret, suggest_token_name(app.settings.person), "admin", app.clock.now())])
     elsewhere = f"Port {first} is in use, so the dashboard is at port {port}. " if port != first else ""
     return DemoDashboard(
         make_login_url(format_address(listening), secret),
         f"{elsewhere}Open the dashboard with this address, which is good until the demo ends:",
-        lambda: serve_web(app, listening, keys, bus, ServerExtras(tell=tell)),
+        lambda: serve_web(app, listening, keys, bus, ServerExtras(tell=report)),
     )
 
 
-def take_free_port(first: int) -> socket.socket:
+def bind_free_port(first: int) -> socket.socket:
     for port in range(first, first + MAX_PORTS_TRIED):
         try:
             return bind(HOST, port)
@@ -280,7 +280,7 @@ class Scenery:
     async def around(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the scenery while the agent runs."""
         async with await self._serving():
-            await run_together([agent, self._log, self._leave])
+            await run_together([agent, self._log, self._leave_file])
 
     async def _serving(self) -> asyncio.Server:
         """Serve on any free local port, and write it to a file."""
@@ -311,7 +311,7 @@ class Scenery:
                 _append(self._folder / "logs" / name, f"{self._clock.now() // SECOND} GET / {words}\n")
             await self._clock.sleep(LOG_EVERY)
 
-    async def _leave(self) -> None:
+    async def _leave_file(self) -> None:
         """Leave an old file behind, as programs do, and again if the agent's question expired."""
         file = self._folder / "temp" / LEFTOVER
         with suppress(OSError):

@@ -60,7 +60,7 @@ class _NextLook(msgspec.Struct, frozen=True):
     lapses_at: int | None
 
 
-async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_most: int = DUE_POLLING_INTERVAL) -> int:
+async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, max_wait: int = DUE_POLLING_INTERVAL) -> int:
     """Returns for how long nothing is due and no lease expires.
 
     A process that only estimates the store's time may come a little early, so it looks again a little later.
@@ -69,7 +69,7 @@ async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_mos
     (next_look,) = await store.ask(Query("next_look", _NextLook, {"now": now - unsure, "worker": worker}))
     lapse = None if next_look.lapses_at is None else next_look.lapses_at + 1
     moments = [at for at in (next_look.due_at, lapse) if at is not None]
-    return min([at_most, *(max(unsure // 4, at - now) for at in moments)])
+    return min([max_wait, *(max(unsure // 4, at - now) for at in moments)])
 
 
 def _may_be_due(change: Change) -> bool:
@@ -94,7 +94,7 @@ class _Owned(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Sessions:
+class RunningSessions:
     """The sessions that run here. Residents, which stay while they sleep, do not count as busy."""
 
     def __init__(
@@ -108,39 +108,39 @@ class Sessions:
         self.store = store
         self.clock = clock
         self.worker = worker
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         """Set when a session has left, and when something may be due."""
         self.closing = asyncio.Event()
         """Set when nothing more is claimed."""
         self.polling_interval = DUE_POLLING_INTERVAL
         """Polling interval for due sessions."""
-        self.room_elsewhere = 0
+        self.remote_capacity = 0
         """How many more sessions other workers could take, by their last heartbeats and what was offered since."""
-        self.patience: IdleLimits = NO_IDLE_LIMITS
+        self.idle_limits: IdleLimits = NO_IDLE_LIMITS
         """How long a session may be idle."""
         self._attend = attend
         self._redact = redact
-        self._awake: dict[Lease, asyncio.Task[None]] = {}
+        self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._resident: set[Lease] = set()
         self._coming: Counter[SessionId] = Counter()
         self._claiming = 0
         self._failures: dict[SessionId, tuple[int, ...]] = {}
         self._searched = clock.now()
-        self._watched = clock.now()
+        self._watched_at = clock.now()
         self._pausing: dict[SessionId, asyncio.Task[None]] = {}
 
     @property
-    def awake(self) -> int:
+    def count_running(self) -> int:
         """How many sessions run, without residents."""
-        return len(self._awake) - len(self._resident)
+        return len(self._tasks) - len(self._resident)
 
     @property
     def residents(self) -> int:
         return len(self._resident)
 
-    def room(self, together: int) -> int:
+    def capacity(self, together: int) -> int:
         """How many more may be claimed; 0 when this process is about to end."""
-        return 0 if self.closing.is_set() else together - self.awake - self._claiming - self._coming.total()
+        return 0 if self.closing.is_set() else together - self.count_running - self._claiming - self._coming.total()
 
     async def claim(self, limit: int, agents: AgentConcurrency) -> int:
         """Claims so many sessions, if they are due, and runs them; returns how many."""
@@ -150,7 +150,7 @@ class Sessions:
         finally:
             self._claiming = 0
         for lease in leases:
-            self.take(lease)
+            self.start(lease)
         return len(leases)
 
     async def fetch(self, only: SessionId | Ticket) -> Lease | None:
@@ -161,7 +161,7 @@ class Sessions:
         self._coming[session] += 1
         try:
             for lease in await self.store.claim(self.worker, 1, only):
-                self.take(lease)
+                self.start(lease)
                 return lease
         finally:
             self._coming[session] -= 1
@@ -169,39 +169,39 @@ class Sessions:
                 del self._coming[session]
         return None
 
-    def take(self, lease: Lease) -> None:
-        task = asyncio.create_task(self._attended(lease), name=f"halter-session {lease.session}")
-        self._awake[lease] = task
-        task.add_done_callback(lambda _: self._left(lease))
+    def start(self, lease: Lease) -> None:
+        task = asyncio.create_task(self._run_with_retry(lease), name=f"halter-session {lease.session}")
+        self._tasks[lease] = task
+        task.add_done_callback(lambda _: self._forget(lease))
 
-    def look(self) -> None:
-        self.news.set()
+    def check(self) -> None:
+        self.changed.set()
 
-    def stays(self, session: SessionId) -> None:
+    def mark_resident(self, session: SessionId) -> None:
         """Marks a session as resident."""
-        self._resident |= {lease for lease in self._awake if lease.session == session}
+        self._resident |= {lease for lease in self._tasks if lease.session == session}
 
     def leases(self) -> frozenset[Lease]:
-        return frozenset(self._awake)
+        return frozenset(self._tasks)
 
-    def lost(self, leases: frozenset[Lease]) -> None:
+    def cancel_lost(self, leases: frozenset[Lease]) -> None:
         """Stops the sessions that another process has now."""
-        for lease in leases & self._awake.keys():
-            self._awake[lease].cancel()
+        for lease in leases & self._tasks.keys():
+            self._tasks[lease].cancel()
 
     async def watch(self) -> None:
         """Runs what is owned here but not running, and pauses what is idle."""
         await self._find_forgotten()
         await self._find_idle()
 
-    async def rested(self, at_most: int) -> None:
+    async def wait_idle(self, max_wait: int) -> None:
         """Waits, at most this long, until no session here is in the middle of a turn."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(at_most / SECOND):
-                while await self._running():
+            async with asyncio.timeout(max_wait / SECOND):
+                while await self._is_running():
                     await self.clock.sleep(SESSION_RETRY_DELAY)
 
-    async def _running(self) -> bool:
+    async def _is_running(self) -> bool:
         for lease in self.leases():
             (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
             if row.state == "RUNNING" and row.generation == lease.generation:
@@ -210,16 +210,16 @@ class Sessions:
 
     async def stop(self) -> None:
         """Cancels all tasks and waits for them."""
-        running = (*self._pausing.values(), *self._awake.values())
+        running = (*self._pausing.values(), *self._tasks.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _left(self, lease: Lease) -> None:
+    def _forget(self, lease: Lease) -> None:
         """Forgets a session that left. It may already run here again."""
-        self._awake.pop(lease, None)
+        self._tasks.pop(lease, None)
         self._resident.discard(lease)
-        self.news.set()
+        self.changed.set()
 
     async def _find_forgotten(self) -> None:
         """Runs what is owned here but unknown: the answer to a claim may have been lost."""
@@ -227,34 +227,34 @@ class Sessions:
         if now < self._searched + ORPHAN_SEARCH_INTERVAL:
             return
         self._searched = now
-        before = self._at_hand()
+        before = self._list_local()
         owned = await self.store.ask(Query("owned_by", _Owned, {"worker": self.worker}))
         # Sessions that came or went during the query are known.
-        known = before | self._at_hand()
+        known = before | self._list_local()
         for row in owned:
             if SessionId(row.session) not in known:
-                self.take(Lease(SessionId(row.session), self.worker, row.generation))
+                self.start(Lease(SessionId(row.session), self.worker, row.generation))
 
-    def _at_hand(self) -> set[SessionId]:
+    def _list_local(self) -> set[SessionId]:
         """The sessions that run here, are being paused, or are being claimed."""
-        return {lease.session for lease in self._awake} | self._pausing.keys() | self._coming.keys()
+        return {lease.session for lease in self._tasks} | self._pausing.keys() | self._coming.keys()
 
     async def _find_idle(self) -> None:
         now = self.clock.now()
-        if now < self._watched + WATCHDOG_INTERVAL:
+        if now < self._watched_at + WATCHDOG_INTERVAL:
             return
-        self._watched = now
-        for lease in [lease for lease in self._awake if lease.session not in self._pausing]:
+        self._watched_at = now
+        for lease in [lease for lease in self._tasks if lease.session not in self._pausing]:
             (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
-            since = await find_idle_since(self.store, row, self.patience, now)
-            if since is not None and lease in self._awake:
-                task = asyncio.create_task(self._paused(lease, since), name=f"halter-pause {lease.session}")
+            since = await find_idle_since(self.store, row, self.idle_limits, now)
+            if since is not None and lease in self._tasks:
+                task = asyncio.create_task(self._stop_and_park(lease, since), name=f"halter-pause {lease.session}")
                 self._pausing[lease.session] = task
                 task.add_done_callback(lambda _, session=lease.session: self._pausing.pop(session, None))
 
-    async def _paused(self, lease: Lease, since: int) -> None:
+    async def _stop_and_park(self, lease: Lease, since: int) -> None:
         """Stops a session, which settles what it holds, and parks it. On failure it is tried again later."""
-        working = self._awake[lease]
+        working = self._tasks[lease]
         working.cancel()
         await asyncio.wait([working], timeout=WATCHDOG_INTERVAL / SECOND)
         if not working.done():
@@ -262,13 +262,13 @@ class Sessions:
         (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
         if row.state != "RUNNING" or row.generation != lease.generation:
             return
-        rest = pause_session(row, lease, since, self.patience.idle_halt(row.agent), self.clock.now())
+        rest = pause_session(row, lease, since, self.idle_limits.idle_halt(row.agent), self.clock.now())
         with suppress(LeaseLost):
             if not (await self.store.commit(rest)).events:
                 # A message arrived at this very moment.
-                self.take(lease)
+                self.start(lease)
 
-    async def _attended(self, lease: Lease) -> None:
+    async def _run_with_retry(self, lease: Lease) -> None:
         """Runs a session, again after a failure, until it rests or is quarantined."""
         session = lease.session
         while True:
@@ -284,21 +284,21 @@ class Sessions:
                 raise_if_cancelled()
                 now = self.clock.now()
                 self._failures[session] = failures = (*self._failures.get(session, ()), now)
-                told = self._redact(clean(f"{type(error).__name__}: {error}"))
+                sentence = self._redact(clean(f"{type(error).__name__}: {error}"))
                 match decide_restart(failures, now):
                     case RestartAfter(after):
-                        await self._record(lease, len(failures), told)
+                        await self._record(lease, len(failures), sentence)
                         await self.clock.sleep(after)
                     case _:
                         # A person resumes it: count from zero.
                         self._failures.pop(session, None)
-                        if await self._left_alone(lease, len(failures), told, now):
+                        if await self._quarantine(lease, len(failures), sentence, now):
                             return
             else:
                 self._failures.pop(session, None)
                 return
 
-    async def _left_alone(self, lease: Lease, failures: int, error: str, now: int) -> bool:
+    async def _quarantine(self, lease: Lease, failures: int, error: str, now: int) -> bool:
         """Quarantines a session; returns whether this worker is done with it."""
         try:
             return await quarantine_session(self.store, lease, failures, error, now)
@@ -307,13 +307,13 @@ class Sessions:
 
     async def poll_due(self, step: Callable[[], Awaitable[int | None]]) -> None:
         """Call `step` whenever something may be due; it returns after how long it must be called again, if it knows."""
-        async with watch_changes(self.store, _may_be_due, self.news):
+        async with watch_changes(self.store, _may_be_due, self.changed):
             while True:
                 look = await step()
                 await self.watch()
                 if look is None:
                     look = await compute_next_look(self.store, self.clock, self.worker, self.polling_interval)
-                await wait_for_news(self.news, look)
+                await wait_for_news(self.changed, look)
 
     async def _record(self, lease: Lease, failures: int, error: str) -> None:
         event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH))
@@ -347,7 +347,7 @@ class EmbeddedDispatcher:
     """Runs the sessions of some agents in this process."""
 
     def __init__(
-        self, sessions: Sessions, agents: Callable[[], AgentConcurrency], together: int = DEFAULT_CONCURRENCY
+        self, sessions: RunningSessions, agents: Callable[[], AgentConcurrency], together: int = DEFAULT_CONCURRENCY
     ) -> None:
         self._sessions = sessions
         self._agents = agents
@@ -361,9 +361,9 @@ class EmbeddedDispatcher:
             await self._sessions.stop()
 
     async def _claim(self) -> None:
-        room = self._sessions.room(self._together)
-        if room > 0:
-            await self._sessions.claim(room, self._agents())
+        capacity = self._sessions.capacity(self._together)
+        if capacity > 0:
+            await self._sessions.claim(capacity, self._agents())
 
 
 CLAIMED_AT_ONCE: Final = 16
@@ -381,11 +381,11 @@ ServeTicket = Callable[[Ticket], Awaitable[None]]
 class TicketQueue(Protocol):
     """The queue that all workers share. One contract suite holds for every implementation."""
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         """Puts tickets in within the transaction of a connection: they exist once it commits."""
         ...
 
-    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+    async def serve(self, serve: ServeTicket, concurrency: int) -> None:
         """Serves tickets of this worker's agents, so many at once, until cancelled."""
         ...
 
@@ -395,7 +395,7 @@ class DistributedDispatcher:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: RunningSessions,
         agents: Callable[[], AgentConcurrency],
         queue: TicketQueue,
         concurrency: int = DEFAULT_CONCURRENCY,
@@ -408,28 +408,28 @@ class DistributedDispatcher:
     async def run(self) -> None:
         """Claims what is due, offers the rest and serves tickets until cancelled; then stops what runs."""
         try:
-            await run_together([lambda: self._sessions.poll_due(self._claim), self._hand_out])
+            await run_together([lambda: self._sessions.poll_due(self._claim), self._serve_tickets])
         finally:
             await self._sessions.stop()
 
-    async def _hand_out(self) -> None:
+    async def _serve_tickets(self) -> None:
         """Serves tickets until the worker is closing."""
         closing = self._sessions.closing
-        await run_until_first([self._queue.hand_out(self._serve, TICKETS_AT_ONCE), _set_event(closing)])
+        await run_until_first([self._queue.serve(self._serve, TICKETS_AT_ONCE), _set_event(closing)])
 
     async def _claim(self) -> int | None:
         """Claims what there is room for here. A worker without room offers what is due to those that have some."""
         sessions, agents = self._sessions, self._agents()
-        limit = min(sessions.room(self._concurrency), CLAIMED_AT_ONCE)
+        limit = min(sessions.capacity(self._concurrency), CLAIMED_AT_ONCE)
         claimed = await sessions.claim(limit, agents) if limit > 0 and agents else 0
         if sessions.closing.is_set() or not agents or claimed < limit:
             return None
-        if sessions.room(self._concurrency) > 0:
+        if sessions.capacity(self._concurrency) > 0:
             return 0
-        if sessions.room_elsewhere > 0:
-            limit = min(sessions.room_elsewhere, CLAIMED_AT_ONCE)
-            offer = await sessions.store.offer(limit, agents, self._queue.put)
-            sessions.room_elsewhere -= len(offer.tickets)
+        if sessions.remote_capacity > 0:
+            limit = min(sessions.remote_capacity, CLAIMED_AT_ONCE)
+            offer = await sessions.store.offer(limit, agents, self._queue.enqueue)
+            sessions.remote_capacity -= len(offer.tickets)
             return OFFER_RETRY_DELAY
         # Nothing can be done before a session leaves, which is news.
         return sessions.polling_interval
@@ -437,7 +437,7 @@ class DistributedDispatcher:
     async def _serve(self, ticket: Ticket) -> None:
         """Claims the session of a ticket, if it is free, as soon as there is room."""
         sessions = self._sessions
-        while not sessions.closing.is_set() and sessions.room(self._concurrency) <= 0:
+        while not sessions.closing.is_set() and sessions.capacity(self._concurrency) <= 0:
             await sessions.clock.sleep(OFFER_RETRY_DELAY)
         if sessions.closing.is_set():
             # Claim nothing but use the ticket up, so that it is offered to another worker.

@@ -35,7 +35,7 @@ class LeaseHolder(Protocol):
 
     def leases(self) -> frozenset[Lease]: ...
 
-    def lost(self, leases: frozenset[Lease]) -> None:
+    def cancel_lost(self, leases: frozenset[Lease]) -> None:
         """Stop the sessions that another process has now."""
         ...
 
@@ -43,7 +43,7 @@ class LeaseHolder(Protocol):
         """Return the hot state of the resident sessions."""
         ...
 
-    def about(self) -> str:
+    def describe(self) -> str:
         """Return the worker's description for the others."""
         ...
 
@@ -57,9 +57,9 @@ async def keep_leases(
     store: Store,
     clock: Clock,
     worker: WorkerId,
-    every: int = HEARTBEAT_INTERVAL,
-    hands: LeaseHolder | None = None,
-    pulse: LivenessWriter | None = None,
+    interval: int = HEARTBEAT_INTERVAL,
+    holder: LeaseHolder | None = None,
+    liveness: LivenessWriter | None = None,
 ) -> AsyncGenerator[None]:
     """Sends heartbeats while the block runs, and releases all leases after it.
 
@@ -67,16 +67,16 @@ async def keep_leases(
     not write for a day. Each heartbeat carries changed hot state and a changed description. `pulse` shows the worker's
     name to a sentinel.
     """
-    with (pulse or LivenessWriter()).works_as(worker):
-        async with _keep_leases(store, clock, worker, every, hands):
+    with (liveness or LivenessWriter()).works_as(worker):
+        async with _keep_leases(store, clock, worker, interval, holder):
             yield
 
 
 @asynccontextmanager
 async def _keep_leases(
-    store: Store, clock: Clock, worker: WorkerId, every: int, hands: LeaseHolder | None
+    store: Store, clock: Clock, worker: WorkerId, interval: int, holder: LeaseHolder | None
 ) -> AsyncGenerator[None]:
-    beating = asyncio.create_task(_send_heartbeats(store, clock, worker, every, hands), name="halter-heartbeat")
+    beating = asyncio.create_task(_send_heartbeats(store, clock, worker, interval, holder), name="halter-heartbeat")
     try:
         yield
     finally:
@@ -87,36 +87,40 @@ async def _keep_leases(
                 await store.leave(worker)
 
 
-async def _send_heartbeats(store: Store, clock: Clock, worker: WorkerId, every: int, hands: LeaseHolder | None) -> None:
+async def _send_heartbeats(
+    store: Store, clock: Clock, worker: WorkerId, interval: int, holder: LeaseHolder | None
+) -> None:
     kept: Mapping[SessionId, bytes] = {}
-    said = ""
+    text = ""
     while True:
         with suppress(StoreUnavailable):
-            if hands is None:
+            if holder is None:
                 await store.beat(worker)
             else:
-                kept, said = await _send_heartbeat(store, worker, hands, kept, said)
-        await clock.sleep(every)
+                kept, text = await _send_heartbeat(store, worker, holder, kept, text)
+        await clock.sleep(interval)
 
 
 async def _send_heartbeat(
-    store: Store, worker: WorkerId, hands: LeaseHolder, kept: Mapping[SessionId, bytes], said: str
+    store: Store, worker: WorkerId, holder: LeaseHolder, kept: Mapping[SessionId, bytes], text: str
 ) -> tuple[Mapping[SessionId, bytes], str]:
     """Sends one heartbeat with what has changed; returns what the store knows then."""
-    now, about = hands.snapshots(), hands.about()
+    now, about = holder.snapshots(), holder.describe()
     # Leases claimed during the heartbeat are not lost.
-    leases = hands.leases()
+    leases = holder.leases()
     changed = {session: data for session, data in now.items() if kept.get(session) != data}
-    beat = await store.beat(worker, changed, about if about != said else "")
+    beat = await store.beat(worker, changed, about if about != text else "")
     if beat.held is not None:
-        hands.lost(leases - beat.held)
-    await hands.on_heartbeat(beat)
+        holder.cancel_lost(leases - beat.held)
+    await holder.on_heartbeat(beat)
     return now, about
 
 
-async def take_lease(store: Store, clock: Clock, worker: WorkerId, session: SessionId, patience: int) -> Lease | None:
+async def acquire_lease(
+    store: Store, clock: Clock, worker: WorkerId, session: SessionId, max_wait: int
+) -> Lease | None:
     """Claims one session, waiting for the lease of an owner that may have died. If it is cancelled, it takes none."""
-    deadline = clock.now() + patience
+    deadline = clock.now() + max_wait
     while True:
         claim = asyncio.ensure_future(store.claim(worker, 1, session))
         try:
@@ -166,7 +170,7 @@ class StoreClock:
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
 
-    def heard(self, before: int, at: int, after: int) -> None:
+    def set_time(self, before: int, at: int, after: int) -> None:
         """Sets the store's time, which was read between two moments of the steady clock."""
         self._unsure = (after - before) // 2
         self._ahead = at - before - self._unsure
@@ -191,7 +195,7 @@ class IdleLimits(msgspec.Struct, frozen=True):
     """How long a session of an agent may be idle, and how long its calls and requests may take; 0 is no limit."""
 
     idle_halt: Callable[[str], int]
-    allowed: Callable[[str, InFlight], int]
+    find_time_limit: Callable[[str, InFlight], int]
 
 
 NO_IDLE_LIMITS: Final = IdleLimits(lambda _: 0, lambda _, __: 0)
@@ -247,7 +251,7 @@ async def find_idle_since(store: Store, row: SessionRow, patience: IdleLimits, n
     if not is_idle_too_long(head.at, idle_halt, now):
         return None
     flights = replay(await read_stream(store, session_stream(row.session))).in_flight.values()
-    return None if is_under_way(flights, lambda flight: patience.allowed(row.agent, flight), now) else head.at
+    return None if is_under_way(flights, lambda flight: patience.find_time_limit(row.agent, flight), now) else head.at
 
 
 async def halt_idle_session(store: Store, clock: Clock, row: SessionRow, lease: Lease) -> bool:

@@ -42,22 +42,22 @@ async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter
     descriptor = os.memfd_create("halter-pulse", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, LIVENESS_BYTES)
     watching = _SentinelProcess(descriptor, {**place, "remedy": remedy})
-    pulse = LivenessWriter(mmap(descriptor, LIVENESS_BYTES), watching.begin)
-    beating = asyncio.create_task(_beat(pulse, watching), name="halter-sentinel")
+    liveness = LivenessWriter(mmap(descriptor, LIVENESS_BYTES), watching.begin)
+    beating = asyncio.create_task(_beat(liveness, watching), name="halter-sentinel")
     try:
-        with observe_groups(pulse.show_groups):
-            yield pulse
+        with observe_groups(liveness.show_groups):
+            yield liveness
     finally:
         await cancel_and_wait(beating)
         watching.end()
         os.close(descriptor)
 
 
-async def _beat(pulse: LivenessWriter, watching: "_SentinelProcess") -> None:
+async def _beat(liveness: LivenessWriter, watching: "_SentinelProcess") -> None:
     """Beats several times a second, and restarts a lost sentinel."""
     while True:
-        pulse.beat()
-        watching.keep()
+        liveness.beat()
+        watching.ensure_running()
         await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
 
@@ -66,16 +66,16 @@ class _SentinelProcess:
 
     def __init__(self, descriptor: int, told: Mapping[str, Any]) -> None:
         self._descriptor = descriptor
-        self._told = told
+        self._settings = told
         self._process: subprocess.Popen[bytes] | None = None
         self._started: float | None = None
 
     def begin(self) -> None:
         if self._started is None:
             self._started = time.monotonic()
-            self._process = _start(self._descriptor, self._told)
+            self._process = _start(self._descriptor, self._settings)
 
-    def keep(self) -> None:
+    def ensure_running(self) -> None:
         """Restarts it if it is gone, though not too often."""
         lost = self._process is None or self._process.poll() is not None
         if self._started is not None and lost and time.monotonic() - self._started > RESTART_SECONDS:

@@ -70,54 +70,54 @@ class Silence(NamedTuple):
     locked_since: float | None = None
 
 
-def begin_silence(look: ProcessSample) -> Silence:
-    return Silence(look.at, look.cpu, look.signs.alive_at, looked_at=look.at)
+def begin_silence(sample: ProcessSample) -> Silence:
+    return Silence(sample.at, sample.cpu, sample.signs.alive_at, looked_at=sample.at)
 
 
-def begin_first_silence(look: ProcessSample) -> Silence:
+def begin_first_silence(sample: ProcessSample) -> Silence:
     """Starts with the first sample: the process may have been blocked before this program was up."""
-    silence = begin_silence(look)
-    if look.state in STOPPED_STATES or not look.signs.alive_at:
+    silence = begin_silence(sample)
+    if sample.state in STOPPED_STATES or not sample.signs.alive_at:
         return silence
-    return silence._replace(since=min(look.at, look.signs.alive_at / _NANO))
+    return silence._replace(since=min(sample.at, sample.signs.alive_at / _NANO))
 
 
-def update_silence(silence: Silence, look: ProcessSample) -> Silence:
+def update_silence(silence: Silence, sample: ProcessSample) -> Silence:
     """Continues the count, or restarts it after a sign of life, a stop signal, or a hold-up of this program."""
-    alive = look.signs.alive_at != silence.alive_at
-    if alive or look.state in STOPPED_STATES or look.at - silence.looked_at > MAX_TICK_SECONDS:
-        return begin_silence(look)
-    slept = look.state == "S" and look.at - silence.since > MAX_AWAKE_SECONDS
-    locked = (silence.locked_since or look.at) if look.locked else None
-    return silence._replace(slept=silence.slept or slept, looked_at=look.at, locked_since=locked)
+    alive = sample.signs.alive_at != silence.alive_at
+    if alive or sample.state in STOPPED_STATES or sample.at - silence.looked_at > MAX_TICK_SECONDS:
+        return begin_silence(sample)
+    slept = sample.state == "S" and sample.at - silence.since > MAX_AWAKE_SECONDS
+    locked = (silence.locked_since or sample.at) if sample.locked else None
+    return silence._replace(slept=silence.slept or slept, looked_at=sample.at, locked_since=locked)
 
 
-def is_blocked(silence: Silence, look: ProcessSample) -> bool:
+def is_blocked(silence: Silence, sample: ProcessSample) -> bool:
     """Tells a blocked process from one that merely gets no CPU."""
-    if look.at - silence.since < MAX_SILENCE_SECONDS:
+    if sample.at - silence.since < MAX_SILENCE_SECONDS:
         return False
-    return silence.slept or look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS
+    return silence.slept or sample.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS
 
 
-def is_overdue(look: ProcessSample) -> bool:
-    return 0 < look.signs.deadline < (look.at - MAX_OVERDUE_SECONDS) * _NANO
+def is_overdue(sample: ProcessSample) -> bool:
+    return 0 < sample.signs.deadline < (sample.at - MAX_OVERDUE_SECONDS) * _NANO
 
 
 AskForHalts = Callable[[str], str]
 """Returns a halted scope of a worker's sessions, or ""."""
 
 
-def find_reason_to_end(silence: Silence, look: ProcessSample, ask: AskForHalts) -> str:
+def find_reason_to_end(silence: Silence, sample: ProcessSample, ask: AskForHalts) -> str:
     """Returns why the process has to be killed, or ""."""
-    if not is_blocked(silence, look):
+    if not is_blocked(silence, sample):
         return ""
-    if is_overdue(look):
+    if is_overdue(sample):
         return "a call was out of time"
     if silence.locked_since is not None:
         # Then no halt can be written, and a query for one may wait.
-        patience = MAX_LOCK_SECONDS if look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS else MAX_ASLEEP_LOCK_SECONDS
-        return "it kept the store locked" if look.at - silence.locked_since >= patience else ""
-    return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
+        max_wait = MAX_LOCK_SECONDS if sample.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS else MAX_ASLEEP_LOCK_SECONDS
+        return "it kept the store locked" if sample.at - silence.locked_since >= max_wait else ""
+    return next((f"{scope} is halted" for worker in sample.signs.workers if (scope := ask(worker))), "")
 
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -129,7 +129,7 @@ class SentinelStore:
     """Queries the store for halts, over a connection that is opened on first use."""
 
     def __init__(self, told: dict[str, Any]) -> None:
-        self._told = told
+        self._settings = told
         self._connection: Any = None
         self._locks: int | None = None
 
@@ -139,22 +139,22 @@ class SentinelStore:
         A thread inside a transaction needs the interpreter to finish, and a blocked thread may never release it. The
         file stays open: closing it would release the locks of this program's connection.
         """
-        if "locks" not in self._told:
+        if "locks" not in self._settings:
             return False
         try:
             if self._locks is None:
-                self._locks = os.open(self._told["locks"], os.O_RDWR | os.O_CLOEXEC)
+                self._locks = os.open(self._settings["locks"], os.O_RDWR | os.O_CLOEXEC)
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITE_LOCK_AT, 1, 0)
             found = _FLOCK.unpack(fcntl.fcntl(self._locks, fcntl.F_GETLK, asked))
         except OSError:
             return False
         return found[0] != fcntl.F_UNLCK and found[-1] == process
 
-    def halted(self, worker: str) -> str:
+    def find_halted(self, worker: str) -> str:
         """Returns a halted scope of a worker's sessions. A store that does not answer is asked again."""
         try:
-            self._connection = self._connection or self._connected()
-            row = self._connection.execute(self._told["sql"], {"worker": worker}).fetchone()
+            self._connection = self._connection or self._connect()
+            row = self._connection.execute(self._settings["sql"], {"worker": worker}).fetchone()
         except Exception:  # noqa: BLE001 Any driver error: without an answer nothing is killed, and it is asked again.
             self._disconnect()
             return ""
@@ -166,15 +166,15 @@ class SentinelStore:
             with suppress(Exception):
                 connection.close()
 
-    def _connected(self) -> Any:
-        if "file" in self._told:
+    def _connect(self) -> Any:
+        if "file" in self._settings:
             import sqlite3
 
-            return sqlite3.connect(self._told["file"], uri=True, timeout=1)
+            return sqlite3.connect(self._settings["file"], uri=True, timeout=1)
         import psycopg
 
-        connection = psycopg.connect(self._told["conninfo"], autocommit=True, connect_timeout=2)
-        connection.execute(f'SET search_path TO "{self._told["schema"]}"'.encode())
+        connection = psycopg.connect(self._settings["conninfo"], autocommit=True, connect_timeout=2)
+        connection.execute(f'SET search_path TO "{self._settings["schema"]}"'.encode())
         return connection
 
 
@@ -234,9 +234,9 @@ def _processes() -> dict[int, ProcessStatus]:
     return {int(name): found for name in names if (found := read_process_status(name)) is not None}
 
 
-def is_gone(process: int, patience: float = 2.0) -> bool:
+def is_gone(process: int, max_wait: float = 2.0) -> bool:
     """Waits until a process has ended. The init of a container cannot be killed from inside."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + max_wait
     while time.monotonic() < deadline:
         found = read_process_status(str(process))
         if found is None or found.state in "ZX":
@@ -258,21 +258,21 @@ def watch_process(told: dict[str, Any]) -> None:
             break
         silent = silence is not None and time.monotonic() - silence.since > MAX_AWAKE_SECONDS
         locked = silent and store.is_locked_by(process)
-        look = ProcessSample(time.monotonic(), signs, found.state, found.cpu, locked)
-        silence = begin_first_silence(look) if silence is None else update_silence(silence, look)
-        why = find_reason_to_end(silence, look, store.halted)
+        sample = ProcessSample(time.monotonic(), signs, found.state, found.cpu, locked)
+        silence = begin_first_silence(sample) if silence is None else update_silence(silence, sample)
+        why = find_reason_to_end(silence, sample, store.find_halted)
         if why:
             gone = end_process_tree(process, over, signs.groups)
-            _tell(told, look.at - silence.since, signs.call, why, gone=gone)
+            _report_kill(told, sample.at - silence.since, signs.call, why, gone=gone)
             return
     end_groups(read_liveness(memory).groups)
 
 
-def _tell(told: dict[str, Any], silent: float, call: str, why: str, *, gone: bool) -> None:
+def _report_kill(settings: dict[str, Any], silent: float, call: str, why: str, *, gone: bool) -> None:
     last = f" The last call to begin was {call}." if call else ""
-    outcome = f"It was ended. {told['remedy']}" if gone else UNENDABLE_NOTICE
+    outcome = f"It was ended. {settings['remedy']}" if gone else UNENDABLE_NOTICE
     sys.stderr.write(
-        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} "
+        f"halter: process {settings['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} "
         f"{BLOCKING_ADVICE}\n"
     )
     sys.stderr.flush()

@@ -56,7 +56,7 @@ class ProcrastinateQueue:
         # Tickets go over the store's own connection: this one is never opened.
         self._putting = JobManager(SyncPsycopgConnector())
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         try:
             self._putting.batch_defer_jobs([self._job(ticket) for ticket in tickets], connection)
         except ConnectorException as error:
@@ -68,13 +68,13 @@ class ProcrastinateQueue:
         queue = name_queue(ticket.agent, self._versions[ticket.agent])
         return Job(queue=queue, lock=None, queueing_lock=None, task_name=SERVE_TASK, task_kwargs=kept)
 
-    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+    async def serve(self, serve: ServeTicket, concurrency: int) -> None:
         """Serves tickets until cancelled; reconnects when the connection is lost."""
         with _silence_libraries():
             pause = SHORTEST_PAUSE
             while True:
                 with suppress(*_AWAY):
-                    await _demand_reachable(self._address)
+                    await _require_reachable(self._address)
                     async with _open_procrastinate(self._address) as app:
                         pause = SHORTEST_PAUSE
                         await self._work(app, serve, concurrency)
@@ -85,7 +85,7 @@ class ProcrastinateQueue:
 
     async def _work(self, app: App, serve: ServeTicket, concurrency: int) -> None:
         @app.task(name=SERVE_TASK)
-        async def served(session: str, agent: str, generation: int) -> None:
+        async def serve_job(session: str, agent: str, generation: int) -> None:
             await serve(Ticket(SessionId(session), agent, generation))
 
         await _drop_stalled(app)
@@ -155,7 +155,7 @@ async def _drop_stalled(app: App) -> None:
             await jobs.finish_job(job, Status.FAILED, delete_job=True)
 
 
-async def _demand_reachable(address: PostgresAddress) -> None:
+async def _require_reachable(address: PostgresAddress) -> None:
     """Checks that the server is up: the library would wait for it, longer each time."""
     async with await psycopg.AsyncConnection.connect(address.conninfo):
         pass

@@ -64,7 +64,7 @@ class _Place(msgspec.Struct):
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def take(self) -> str:
+    def consume(self) -> str:
         taken = self.peek()
         self.at += 1
         return taken
@@ -101,8 +101,8 @@ def _words_to_signs(written: str) -> str:
     return re.sub(r"[a-z-]*[a-z]", _digits, written)
 
 
-def _digits(found: re.Match[str]) -> str:
-    return found[0] if found[0] in {"a", "an"} else str(NUMBERS.get(found[0], found[0]))
+def _digits(match: re.Match[str]) -> str:
+    return match[0] if match[0] in {"a", "an"} else str(NUMBERS.get(match[0], match[0]))
 
 
 def _tokenize(written: str) -> list[str]:
@@ -110,11 +110,11 @@ def _tokenize(written: str) -> list[str]:
     place = 0
     written = written.strip()
     while place < len(written):
-        found = _TOKEN.match(written, place)
-        if found is None:
+        match = _TOKEN.match(written, place)
+        if match is None:
             raise _NoSum
-        tokens.append(found["number"].replace(",", "") if found["number"] else found["sign"])
-        place = found.end()
+        tokens.append(match["number"].replace(",", "") if match["number"] else match["sign"])
+        place = match.end()
     if not any(token[0] not in "0123456789." for token in tokens[1:]):
         raise _NoSum
     return tokens
@@ -131,7 +131,7 @@ def _parse_whole(tokens: Sequence[str]) -> Fraction:
 def _parse_sum(place: _Place, depth: int) -> Fraction:
     left = _parse_product(place, depth)
     while (sign := place.peek()) in {"+", "-"}:
-        place.take()
+        place.consume()
         start = place.at
         right = _parse_product(place, depth)
         # 200 + 10% is 200.1 for some and 220 for others.
@@ -146,7 +146,7 @@ def _parse_product(place: _Place, depth: int) -> Fraction:
     while (sign := place.peek()) in {"*", "x", "/", "mod", "%", "of"}:
         if sign == "of":
             raise _NoSum
-        place.take()
+        place.consume()
         right = _parse_signed(place, depth)
         left = _check_size(_apply_operator(left, sign, right))
     return left
@@ -162,7 +162,7 @@ def _parse_signed(place: _Place, depth: int) -> Fraction:
     if depth <= 0:
         raise _NoSum
     if place.peek() in {"-", "+"}:
-        sign = place.take()
+        sign = place.consume()
         value = _parse_signed(place, depth - 1)
         return -value if sign == "-" else value
     return _parse_power(place, depth)
@@ -172,7 +172,7 @@ def _parse_power(place: _Place, depth: int) -> Fraction:
     base = _parse_percent(place, depth)
     if place.peek() not in {"^", "**"}:
         return base
-    place.take()
+    place.consume()
     exponent = _parse_signed(place, depth - 1)
     if exponent.denominator != 1:
         raise _NoSum
@@ -194,15 +194,15 @@ def _parse_percent(place: _Place, depth: int) -> Fraction:
         return value
     if following in {"+", "-"}:
         raise _NoSum
-    place.take()
+    place.consume()
     return value / 100
 
 
 def _parse_value(place: _Place, depth: int) -> Fraction:
-    read = place.take()
+    read = place.consume()
     if read == "(":
         inside = _parse_sum(place, depth - 1)
-        if place.take() != ")":
+        if place.consume() != ")":
             raise _NoSum
         return inside
     if not read or read[0] not in "0123456789.":

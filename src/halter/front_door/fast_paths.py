@@ -32,7 +32,7 @@ def compile_grammar(lines: str) -> re.Pattern[str]:
 
 
 def _compile_line(line: str) -> str:
-    return "".join(_compile_piece(*found.groups()) for found in _PIECE.finditer(line))
+    return "".join(_compile_piece(*match.groups()) for match in _PIECE.finditer(line))
 
 
 def _compile_piece(optional: str | None, one_of: str | None, name: str | None, word: str | None) -> str:
@@ -382,8 +382,8 @@ def normalize_message(text: str, agent: str) -> str:
     said = _strip_endings(plain.strip("*_~"))
     said = strip_agent_address(said, agent)
     for form in (_GREETING, _GREETING, _REQUEST, _GREETING):
-        found = form.match(said)
-        said = said[found.end() :] if found else said
+        match = form.match(said)
+        said = said[match.end() :] if match else said
     for form, plain in _CONTRACTIONS:
         said = form.sub(plain, said)
     return said.strip()
@@ -396,55 +396,55 @@ def strip_agent_address(text: str, agent: str) -> str:
     form = (
         rf"(?:{hello})?\s*(?:@(?:halter|{name})[,:!]*\s+|(?:halter|{name})[,:!]+\s*|halter\s+)|{hello}{name}[,:!]*\s+"
     )
-    found = re.match(form, text[:LONGEST_GREETING], re.IGNORECASE)
-    return text[found.end() :] if found else text
+    match = re.match(form, text[:LONGEST_GREETING], re.IGNORECASE)
+    return text[match.end() :] if match else text
 
 
-def _strip_endings(said: str) -> str:
+def _strip_endings(text: str) -> str:
     for _ in range(4):
-        found = _ENDING.search(said)
-        if found is None:
-            return said
-        said = said[: found.start()]
-    return said
+        match = _ENDING.search(text)
+        if match is None:
+            return text
+        text = text[: match.start()]
+    return text
 
 
-def _match_sentence(form: re.Pattern[str], said: str) -> re.Match[str] | None:
-    return form.fullmatch(f"{said} ")
+def _match_sentence(form: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return form.fullmatch(f"{text} ")
 
 
-def _taken_words(found: re.Match[str]) -> str:
-    return next((each for each in found.groupdict().values() if each), "")
+def _taken_words(match: re.Match[str]) -> str:
+    return next((each for each in match.groupdict().values() if each), "")
 
 
-def _find_plain_sentence(said: str) -> FastPathMatch:
+def _find_plain_sentence(text: str) -> FastPathMatch:
     for path, form in _PLAIN:
-        if _match_sentence(form, said):
+        if _match_sentence(form, text):
             return path, (HotStateQuestion("") if path == "hot_state" else Plain())
     return None
 
 
-def _find_brake(said: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_brake(text: str, surroundings: RoutingContext) -> FastPathMatch:
     for path, one, everything in _BRAKES:
-        if _match_sentence(one, said):
+        if _match_sentence(one, text):
             return path, Scope(f"agent:{surroundings.agent}")
-        if _match_sentence(everything, said):
+        if _match_sentence(everything, text):
             return path, Scope("fleet")
-    verb: FastPath = "resume" if said.startswith(("resume", "unhalt")) else "halt"
-    if (found := _match_sentence(SESSION_SENTENCES, said)) and _SESSION_ID.fullmatch(_taken_words(found)):
-        return verb, Scope(f"session:{_taken_words(found)}")
-    found = _match_sentence(ONE_AGENT_SENTENCES, said)
-    name = found and _match_exact_name(
-        _taken_words(found).removeprefix("@"), (surroundings.agent, *surroundings.agents)
+    verb: FastPath = "resume" if text.startswith(("resume", "unhalt")) else "halt"
+    if (match := _match_sentence(SESSION_SENTENCES, text)) and _SESSION_ID.fullmatch(_taken_words(match)):
+        return verb, Scope(f"session:{_taken_words(match)}")
+    match = _match_sentence(ONE_AGENT_SENTENCES, text)
+    name = match and _match_exact_name(
+        _taken_words(match).removeprefix("@"), (surroundings.agent, *surroundings.agents)
     )
     return (verb, Scope(f"agent:{name}")) if name else None
 
 
-def _find_clock_question(said: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_clock_question(text: str, surroundings: RoutingContext) -> FastPathMatch:
     for what, form in _CLOCKS:
-        found = _match_sentence(form, said)
-        if found is not None:
-            zone = find_named_zone(_taken_words(found)) if _taken_words(found) else surroundings.timezone
+        match = _match_sentence(form, text)
+        if match is not None:
+            zone = find_named_zone(_taken_words(match)) if _taken_words(match) else surroundings.timezone
             return ("time", ClockQuestion(what, zone)) if zone else None
     return None
 
@@ -455,15 +455,15 @@ def describe_time(now: int, zone: str) -> str:
     return f"It is {shown:%H:%M} on {shown:%A}, {shown.day} {shown:%B %Y} ({zone})."
 
 
-def _find_spending_question(said: str) -> FastPathMatch:
-    said = said.removesuffix(" so far")
+def _find_spending_question(text: str) -> FastPathMatch:
+    text = text.removesuffix(" so far")
     for words, period in _PERIODS:
-        bare = said.removesuffix(words).rstrip() if said.endswith(f" {words}") else said
+        bare = text.removesuffix(words).rstrip() if text.endswith(f" {words}") else text
         for link in (" so far", " for", " in"):
-            bare = bare.removesuffix(link) if bare != said else bare
-        if bare != said and _match_sentence(SPENDING_SENTENCES, bare):
+            bare = bare.removesuffix(link) if bare != text else bare
+        if bare != text and _match_sentence(SPENDING_SENTENCES, bare):
             return "spending", SpendingQuestion(period)
-    return ("spending", SpendingQuestion("today")) if _match_sentence(SPENDING_SENTENCES, said) else None
+    return ("spending", SpendingQuestion("today")) if _match_sentence(SPENDING_SENTENCES, text) else None
 
 
 def _is_request_or_question(text: str) -> bool:
@@ -472,52 +472,52 @@ def _is_request_or_question(text: str) -> bool:
     return said.endswith("?") or _REQUEST.search(said) is not None
 
 
-def _find_decision(said: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_decision(text: str, surroundings: RoutingContext) -> FastPathMatch:
     for verdict, form in _VERDICTS:
-        found = _match_sentence(form, said)
-        if found is not None:
-            decided = _match_decision(verdict, _taken_words(found).removeprefix("#"), surroundings.decisions)
+        match = _match_sentence(form, text)
+        if match is not None:
+            decided = _match_decision(verdict, _taken_words(match).removeprefix("#"), surroundings.decisions)
             return None if decided is None else ("decide", decided)
     return None
 
 
-def _match_decision(verdict: Verdict, said: str, waiting: Sequence[str]) -> Decided | None:
+def _match_decision(verdict: Verdict, text: str, waiting: Sequence[str]) -> Decided | None:
     """Returns the decision that is meant: by its id or a prefix of it, or the only one that waits."""
-    if not said:
+    if not text:
         only = waiting[0] if len(waiting) == 1 else ""
         return Decided(verdict, only, ambiguous=len(waiting) > 1, implied=bool(only))
-    meant = [each for each in waiting if each.lower() == said]
-    if not meant and len(said) >= _BEGINNING:
-        meant = [each for each in waiting if each.lower().startswith(said)]
+    meant = [each for each in waiting if each.lower() == text]
+    if not meant and len(text) >= _BEGINNING:
+        meant = [each for each in waiting if each.lower().startswith(text)]
     if meant:
         return Decided(verdict, meant[0] if len(meant) == 1 else "", ambiguous=len(meant) > 1)
-    return Decided(verdict, said) if _ID.fullmatch(said) else None
+    return Decided(verdict, text) if _ID.fullmatch(text) else None
 
 
-def _find_cancel(said: str, surroundings: RoutingContext) -> FastPathMatch:
+def _find_cancel(text: str, surroundings: RoutingContext) -> FastPathMatch:
     """Returns the schedule to cancel, by its exact name, or by one word after `schedule` even if it is unknown."""
-    if _match_sentence(CANCEL_UNNAMED_SENTENCES, said):
+    if _match_sentence(CANCEL_UNNAMED_SENTENCES, text):
         return "cancel_schedule", ScheduleName("", known=False)
-    found = _match_sentence(CANCEL_SENTENCES, said)
-    if found is None:
+    match = _match_sentence(CANCEL_SENTENCES, text)
+    if match is None:
         return None
     known = next(
         (
             name
-            for each in found.groupdict().values()
+            for each in match.groupdict().values()
             if each and (name := _match_exact_name(each, surroundings.schedules))
         ),
         "",
     )
     if known:
         return "cancel_schedule", ScheduleName(known, known=True)
-    unknown = found["after"] or found["un"] or ""
+    unknown = match["after"] or match["un"] or ""
     return ("cancel_schedule", ScheduleName(unknown, known=False)) if len(unknown.split()) == 1 else None
 
 
-def _find_field(said: str, surroundings: RoutingContext) -> FastPathMatch:
-    found = _match_sentence(FIELD_SENTENCES, said)
-    name = found and _match_exact_name(_taken_words(found), surroundings.fields)
+def _find_field(text: str, surroundings: RoutingContext) -> FastPathMatch:
+    match = _match_sentence(FIELD_SENTENCES, text)
+    name = match and _match_exact_name(_taken_words(match), surroundings.fields)
     return ("hot_state", HotStateQuestion(name)) if name else None
 
 
@@ -528,15 +528,15 @@ def _find_arithmetic(text: str, said: str) -> FastPathMatch:
     return None if result is None else ("arithmetic", SumResult(result))
 
 
-def _match_exact_name(said: str, names: Sequence[str]) -> str:
+def _match_exact_name(text: str, names: Sequence[str]) -> str:
     """Returns a name however its words are joined; empty if there is none or two are alike."""
-    meant = [name for name in names if is_same_name(name, said)]
+    meant = [name for name in names if is_same_name(name, text)]
     return meant[0] if len(set(meant)) == 1 else ""
 
 
-def is_same_name(name: str, said: str) -> bool:
+def is_same_name(name: str, text: str) -> bool:
     """Compares names without case, with -, _ and spaces as equal."""
-    return bool(said) and _join_name(name) == _join_name(said)
+    return bool(text) and _join_name(name) == _join_name(text)
 
 
 def _join_name(name: str) -> str:

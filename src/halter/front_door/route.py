@@ -138,66 +138,66 @@ def _route_schedule(text: str, surroundings: RoutingContext) -> RoutingDecision 
 def _route_delegation(text: str, surroundings: RoutingContext) -> RoutingDecision | None:
     question, text = is_question(text), strip_politeness(text.strip())
     others = [name for name in surroundings.agents if name != surroundings.agent]
-    found = _MENTION.match(text)
-    if found and (name := _match_agent_name(found["name"], others)):
+    match = _MENTION.match(text)
+    if match and (name := _match_agent_name(match["name"], others)):
         return _make_strategy(
-            "SUB_AGENT", f"It begins with @{name}.", Delegated(name, strip_politeness(text[found.start("task") :]))
+            "SUB_AGENT", f"It begins with @{name}.", Delegated(name, strip_politeness(text[match.start("task") :]))
         )
     if question:
         return None
-    if (found and found["name"].lower() in {"agent", "subagent"}) or (found := _OTHER.match(text)):
-        return _make_strategy("SUB_AGENT", "It asks for a separate agent.", Delegated("", _extract_task(found, text)))
-    found = _ONE.match(text)
-    name = found and _match_agent_name(found["name"] or found["name2"], others)
-    if found and name and _has_task(found, text):
+    if (match and match["name"].lower() in {"agent", "subagent"}) or (match := _OTHER.match(text)):
+        return _make_strategy("SUB_AGENT", "It asks for a separate agent.", Delegated("", _extract_task(match, text)))
+    match = _ONE.match(text)
+    name = match and _match_agent_name(match["name"] or match["name2"], others)
+    if match and name and _has_task(match, text):
         return _make_strategy(
-            "SUB_AGENT", f"It asks for the agent {name}.", Delegated(name, _extract_task(found, text))
+            "SUB_AGENT", f"It asks for the agent {name}.", Delegated(name, _extract_task(match, text))
         )
     return None
 
 
-def _match_agent_name(said: str, names: Sequence[str]) -> str:
-    return next((name for name in names if is_same_name(name, said)), "")
+def _match_agent_name(text: str, names: Sequence[str]) -> str:
+    return next((name for name in names if is_same_name(name, text)), "")
 
 
-def _extract_task(found: re.Match[str], text: str) -> str:
+def _extract_task(match: re.Match[str], text: str) -> str:
     """Returns the task: all that follows, or what stands between, where the agent is named at the end."""
-    groups = found.groupdict()
+    groups = match.groupdict()
     inner = groups.get("task3") or (groups.get("task2") if groups.get("name2") else None)
     if inner:
         return inner
-    start = next(found.start(name) for name in ("task", "task2") if groups.get(name))
+    start = next(match.start(name) for name in ("task", "task2") if groups.get(name))
     return strip_thanks(text[start:])
 
 
-def _has_task(found: re.Match[str], text: str) -> bool:
+def _has_task(match: re.Match[str], text: str) -> bool:
     """Whether a task follows: an imperative, as in `ask scout to check the mail`."""
-    return bool(found["name2"]) or is_imperative(
-        text[found.start("task") : found.start("task") + LONGEST_AGENT_LEAD].lower().split()
+    return bool(match["name2"]) or is_imperative(
+        text[match.start("task") : match.start("task") + LONGEST_AGENT_LEAD].lower().split()
     )
 
 
 def _route_playbook(text: str, surroundings: RoutingContext) -> RoutingDecision | None:
     question, text = is_question(text), strip_politeness(text.strip())
-    found = None if question else _PLAY.match(text)
-    if found is None:
+    match = None if question else _PLAY.match(text)
+    if match is None:
         return None
     for playbook in sorted(surroundings.playbooks, key=len, reverse=True):
-        rest = _after_name(text[found.start("what") :], playbook)
+        rest = _after_name(text[match.start("what") :], playbook)
         if rest is not None:
             return _make_strategy("SCRIPT", f"It names the playbook {playbook}.", Script(playbook, rest))
     return None
 
 
-def _after_name(said: str, playbook: str) -> str | None:
+def _after_name(text: str, playbook: str) -> str | None:
     """Returns what follows a playbook's name; None if it is not named, or if what follows changes the meaning."""
     name = r"[\s_-]+".join(map(re.escape, re.split(r"[\s_-]+", playbook)))
     form = (
         rf"(?:the\s+|my\s+|our\s+)?(?P<before>playbook\s+)?['\"`]?{name}['\"`]?(?P<after>\s+playbook)?(?=$|[\s.,:;!?(])"
     )
-    found = re.match(form, said, re.IGNORECASE)
-    if found is None:
+    match = re.match(form, text, re.IGNORECASE)
+    if match is None:
         return None
-    rest = strip_thanks(said[found.end() :]).strip(" ,:;")
-    sure = found["before"] or found["after"] or not rest or _REST.match(said[found.end() :].lstrip())
+    rest = strip_thanks(text[match.end() :]).strip(" ,:;")
+    sure = match["before"] or match["after"] or not rest or _REST.match(text[match.end() :].lstrip())
     return rest if sure else None

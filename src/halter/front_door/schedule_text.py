@@ -121,14 +121,14 @@ class _RecurrenceContext(msgspec.Struct, frozen=True):
         return [DAY_PARTS.get(part, DEFAULT_TIME)]
 
 
-def read_recurrence(said: TimePhrase, now: int, zone: str) -> Timing | str | None:
+def read_recurrence(phrase: TimePhrase, now: int, zone: str) -> Timing | str | None:
     """Returns a timing, a sentence where a recurrence is not exact, or None."""
-    asked = _RecurrenceContext(said, now, said.zone or zone)
+    recurrence = _RecurrenceContext(phrase, now, phrase.zone or zone)
     for form, reader in _FORMS:
-        found = form.fullmatch(said.core)
-        if found is None:
+        match = form.fullmatch(phrase.core)
+        if match is None:
             continue
-        timing = reader(found, asked)
+        timing = reader(match, recurrence)
         if isinstance(timing, Timing):
             return NEVER_COMES if find_timing_flaw(timing) else timing
         if timing is not None:
@@ -136,73 +136,77 @@ def read_recurrence(said: TimePhrase, now: int, zone: str) -> Timing | str | Non
     return None
 
 
-def _read_subdaily(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+def _read_subdaily(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
     """Reads what repeats within the day, counted from now."""
     units = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR}
-    every = _read_count(found["n"]) * units[found["unit"][0]]
-    return _make_interval(int(every), asked) if every.denominator == 1 else NOT_EXACT
+    every = _read_count(match["n"]) * units[match["unit"][0]]
+    return _make_interval(int(every), recurrence) if every.denominator == 1 else NOT_EXACT
 
 
-def _read_on_the_hour(_found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    if asked.said.times or asked.said.part:
+def _read_on_the_hour(_found: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    if recurrence.said.times or recurrence.said.part:
         return _WITH_TIME
-    return Timing(cron="0 * * * *", timezone=asked.zone)
+    return Timing(cron="0 * * * *", timezone=recurrence.zone)
 
 
-def _make_interval(every: int, asked: _RecurrenceContext) -> Timing | str:
-    if asked.said.times or asked.said.part:
+def _make_interval(interval: int, recurrence: _RecurrenceContext) -> Timing | str:
+    if recurrence.said.times or recurrence.said.part:
         return _WITH_TIME
-    return Timing(every=every, timezone=asked.zone, anchor=asked.now) if every > 0 else NOT_EXACT
+    return Timing(every=interval, timezone=recurrence.zone, anchor=recurrence.now) if interval > 0 else NOT_EXACT
 
 
-def _read_day_group(weekday: str, found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday=weekday)
+def _read_day_group(weekday: str, match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    return _make_cron_timing(recurrence, recurrence.clocks(match["part"] or ""), weekday=weekday)
 
 
-def _read_days(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
+def _read_days(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
     """Reads days of the week. Without `every`, only their plural repeats."""
-    if not found["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", found["days"])):
+    if not match["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", match["days"])):
         return None
-    if not found["every"] and re.search(r"\b(?:tues|weds|thurs)\b", found["days"]):
+    if not match["every"] and re.search(r"\b(?:tues|weds|thurs)\b", match["days"]):
         return None
-    days = parse_weekdays(found["days"])
-    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday=_join_numbers(days)) if days else None
+    days = parse_weekdays(match["days"])
+    return (
+        _make_cron_timing(recurrence, recurrence.clocks(match["part"] or ""), weekday=_join_numbers(days))
+        if days
+        else None
+    )
 
 
-def _read_weeks(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    weeks = found["weeks"] or found["weeks2"]
-    count = Fraction(2) if "fortnight" in weeks else _read_count(found["n"] or found["n2"])
-    return _make_week_interval(count, found["days"] or found["days2"], asked)
+def _read_weeks(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    weeks = match["weeks"] or match["weeks2"]
+    count = Fraction(2) if "fortnight" in weeks else _read_count(match["n"] or match["n2"])
+    return _make_week_interval(count, match["days"] or match["days2"], recurrence)
 
 
-def _read_months(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    quarter = "quarter" in found["months"]
-    return _make_month_interval(Fraction(3) if quarter else _read_count(found["n"]), found, asked, quarter=quarter)
+def _read_months(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    quarter = "quarter" in match["months"]
+    return _make_month_interval(Fraction(3) if quarter else _read_count(match["n"]), match, recurrence, quarter=quarter)
 
 
-def _read_each_nth(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
+def _read_each_nth(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
     """Reads `every 1st` and `every last friday`; `every second monday` is ambiguous, and a `second` is short."""
-    if found["dom"] == "second":
+    if match["dom"] == "second":
         return None
-    if found["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
+    if match["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
         return _SECOND_DAY
-    return _make_month_interval(Fraction(1), found, asked)
+    return _make_month_interval(Fraction(1), match, recurrence)
 
 
-def _read_yearly(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    read = parse_date(found["date"] or found["date2"] or found["date3"])
+def _read_yearly(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
+    read = parse_date(match["date"] or match["date2"] or match["date3"])
     if read is None or read[0]:
         return NOT_EXACT
-    return _make_cron_timing(asked, asked.clocks(), day=str(read[2]), month=str(read[1]))
+    return _make_cron_timing(recurrence, recurrence.clocks(), day=str(read[2]), month=str(read[1]))
 
 
-def _read_count(said: str | None) -> Fraction:
+def _read_count(text: str | None) -> Fraction:
     """Parses a count: none is one, `other` is two."""
-    if said is None or said == "single":
+    if text is None or text == "single":
         return Fraction(1)
-    if said == "other":
+    if text == "other":
         return Fraction(2)
-    return Fraction(said) if "." in said else Fraction(parse_number(said))
+    return Fraction(text) if "." in text else Fraction(parse_number(text))
 
 
 def _join_numbers(numbers: Sequence[int]) -> str:
@@ -210,84 +214,97 @@ def _join_numbers(numbers: Sequence[int]) -> str:
 
 
 def _make_cron_timing(
-    asked: _RecurrenceContext, clocks: Sequence[str], *, day: str = "*", month: str = "*", weekday: str = "*"
+    recurrence: _RecurrenceContext, clocks: Sequence[str], *, day: str = "*", month: str = "*", weekday: str = "*"
 ) -> Timing | str:
     if not all(clocks):
         return NO_SUCH_TIME
     cron = make_cron(clocks, day, month, weekday)
-    return Timing(cron=cron, timezone=asked.zone) if cron else _ONE_CRON
+    return Timing(cron=cron, timezone=recurrence.zone) if cron else _ONE_CRON
 
 
-def _make_day_interval(count: Fraction, asked: _RecurrenceContext, clocks: Sequence[str], anchor: int) -> Timing | str:
+def _make_day_interval(
+    count: Fraction, recurrence: _RecurrenceContext, clocks: Sequence[str], anchor: int
+) -> Timing | str:
     if count == 1:
-        return _make_cron_timing(asked, clocks)
+        return _make_cron_timing(recurrence, clocks)
     if count.denominator != 1 or count < 1:
         return NOT_EXACT
     if len(clocks) != 1:
         return _ONE_CRON
-    return Timing(days=int(count), time=clocks[0], timezone=asked.zone, anchor=anchor) if clocks[0] else NO_SUCH_TIME
+    return (
+        Timing(days=int(count), time=clocks[0], timezone=recurrence.zone, anchor=anchor) if clocks[0] else NO_SUCH_TIME
+    )
 
 
-def _make_week_interval(count: Fraction, days: str, asked: _RecurrenceContext) -> Timing | str:
+def _make_week_interval(count: Fraction, days: str, recurrence: _RecurrenceContext) -> Timing | str:
     """Makes weeks: one is a cron; more are counted from the next day of that name."""
     named = parse_weekdays(days)
-    clocks = asked.clocks()
+    clocks = recurrence.clocks()
     if not named or not all(clocks):
         return NO_SUCH_TIME if named else NOT_EXACT
     if count == 1:
-        return _make_cron_timing(asked, clocks, weekday=_join_numbers(named))
+        return _make_cron_timing(recurrence, clocks, weekday=_join_numbers(named))
     only, *others = named
     if others:
         return "Several days in every other week need a schedule each: say them one by one."
-    first = next_weekday(only, time.fromisoformat(clocks[0]), to_zone_time(asked.now, asked.zone))
-    return _make_day_interval(count * 7, asked, clocks, find_first_moment(first, time(), ZoneInfo(asked.zone)))
+    first = next_weekday(only, time.fromisoformat(clocks[0]), to_zone_time(recurrence.now, recurrence.zone))
+    return _make_day_interval(
+        count * 7, recurrence, clocks, find_first_moment(first, time(), ZoneInfo(recurrence.zone))
+    )
 
 
 def _make_month_interval(
-    count: Fraction, found: re.Match[str], asked: _RecurrenceContext, *, quarter: bool = False
+    count: Fraction, match: re.Match[str], recurrence: _RecurrenceContext, *, quarter: bool = False
 ) -> Timing | str:
     """Makes months: their number must divide a year, for a cron; they are counted from the next."""
     if count.denominator != 1 or count not in {1, 2, 3, 4, 6, 12}:
         return NOT_EXACT
-    day, weekday = _read_nth(found)
-    once = _make_cron_timing(asked, asked.clocks(), day=day, weekday=weekday)
+    day, weekday = _read_nth(match)
+    once = _make_cron_timing(recurrence, recurrence.clocks(), day=day, weekday=weekday)
     if count == 1 or isinstance(once, str) or find_timing_flaw(once):
         return once
-    first = 1 if quarter else to_zone_time(next_tick_after(once, asked.now) or asked.now, asked.zone).month
+    first = (
+        1 if quarter else to_zone_time(next_tick_after(once, recurrence.now) or recurrence.now, recurrence.zone).month
+    )
     months = sorted((first - 1 + step) % 12 + 1 for step in range(0, 12, int(count)))
-    return _make_cron_timing(asked, asked.clocks(), day=day, month=_join_numbers(months), weekday=weekday)
+    return _make_cron_timing(recurrence, recurrence.clocks(), day=day, month=_join_numbers(months), weekday=weekday)
 
 
-def _read_nth(found: re.Match[str]) -> tuple[str, str]:
+def _read_nth(match: re.Match[str]) -> tuple[str, str]:
     """Returns the day of the month and the day of the week, as a cron writes them."""
-    if found["name"]:
-        weekday = DAYS[found["name"]]
-        return "*", f"{weekday}L" if found["nth"] == "last" else f"{weekday}#{parse_number(found['nth'])}"
-    if found["dom"] == "last day":
+    if match["name"]:
+        weekday = DAYS[match["name"]]
+        return "*", f"{weekday}L" if match["nth"] == "last" else f"{weekday}#{parse_number(match['nth'])}"
+    if match["dom"] == "last day":
         return "L", "*"
-    said = [word for word in found["dom"].split() if word not in {"day", "and", "the"}]
+    said = [word for word in match["dom"].split() if word not in {"day", "and", "the"}]
     return _join_numbers([parse_number(word) for word in said]), "*"
 
 
 _READERS: Final[Sequence[tuple[str, _Reader]]] = (
-    ("|".join(map(re.escape, _ODD)), lambda found, asked: _make_interval(_ODD[found[0]] * clock.MINUTE, asked)),
+    (
+        "|".join(map(re.escape, _ODD)),
+        lambda match, recurrence: _make_interval(_ODD[match[0]] * clock.MINUTE, recurrence),
+    ),
     (_NO_COUNT, lambda _, __: NOT_EXACT),
     (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
     (_SHORT, _read_subdaily),
     (_LONG, _read_subdaily),
     (
         _DAILY,
-        lambda found, asked: _make_day_interval(_read_count(found["n"]), asked, asked.clocks(), asked.now),
+        lambda match, recurrence: _make_day_interval(
+            _read_count(match["n"]), recurrence, recurrence.clocks(), recurrence.now
+        ),
     ),
-    (_PARTLY, lambda found, asked: _make_cron_timing(asked, asked.clocks(found["part"] or "night"))),
+    (_PARTLY, lambda match, recurrence: _make_cron_timing(recurrence, recurrence.clocks(match["part"] or "night"))),
     (_WEEKDAYS, partial(_read_day_group, "1-5")),
     (_WEEKENDS, partial(_read_day_group, "0,6")),
     (_ON_ONE_OF, lambda _, __: _ONE_OF_THEM),
     (_ON_DAYS, _read_days),
-    (_OTHER_DAY, lambda found, asked: _make_week_interval(Fraction(2), found["days"], asked)),
+    (_OTHER_DAY, lambda match, recurrence: _make_week_interval(Fraction(2), match["days"], recurrence)),
     (_ON_WEEKS, _read_weeks),
     (_ON_MONTHS, _read_months),
-    (_OF_MONTH, lambda found, asked: _make_month_interval(Fraction(1), found, asked)),
+    (_OF_MONTH, lambda match, recurrence: _make_month_interval(Fraction(1), match, recurrence)),
     (_EACH_NTH, _read_each_nth),
     (_YEARLY, _read_yearly),
     (_WEEKS, lambda _, __: NOT_EXACT),
@@ -446,8 +463,8 @@ def is_negated(words: Sequence[str]) -> bool:
 
 def strip_politeness(text: str) -> str:
     place = 0
-    while place < _FAR and (found := _POLITE.match(text, place)):
-        place = found.end()
+    while place < _FAR and (match := _POLITE.match(text, place)):
+        place = match.end()
     return text[place:]
 
 
@@ -532,7 +549,7 @@ class Unclear(msgspec.Struct, frozen=True, tag=True):
     sentence: str
 
 
-class _TimeOfOther(msgspec.Struct, frozen=True):
+class _AmbiguousTime(msgspec.Struct, frozen=True):
     """The time belongs to something inside of the sentence: no shorter one is looked for in it."""
 
 
@@ -560,11 +577,11 @@ def read_schedule_request(text: str, now: int, timezone: str) -> ScheduleRequest
     for cut in _list_cuts(text):
         found = _read_cut(cut, now, timezone)
         if found is not None:
-            return None if isinstance(found, _TimeOfOther) else found
+            return None if isinstance(found, _AmbiguousTime) else found
     return None
 
 
-def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear | _TimeOfOther | None":
+def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear | _AmbiguousTime | None":
     """Reads one phrase, if what is left is an imperative that it can belong to."""
     rest = strip_thanks(strip_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
     words = [word.text for word in _split_phrase_words(rest[:MOST_CHARACTERS])]
@@ -575,7 +592,7 @@ def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear 
         return None
     before = [word.text for word in _split_phrase_words(strip_politeness(cut.tail))]
     if cut.tail and not verb_owns_time(before, once=not recurring):
-        return _TimeOfOther()
+        return _AmbiguousTime()
     if isinstance(timing, str):
         return Unclear(timing)
     if cut.qualified:
@@ -616,8 +633,8 @@ def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: boo
 def _split_phrase_words(text: str) -> list[_Word]:
     """Splits text into words of the grammar: lower case, plain apostrophes, no trailing comma."""
     return [
-        _Word(found[0].lower().replace("\u2019", "'").rstrip(",;!?\u2026").rstrip("."), found.start(), found.end())
-        for found in _WORD.finditer(text)
+        _Word(match[0].lower().replace("\u2019", "'").rstrip(",;!?\u2026").rstrip("."), match.start(), match.end())
+        for match in _WORD.finditer(text)
     ]
 
 
@@ -667,7 +684,7 @@ def _is_quoted(text: str, place: int) -> bool:
     before = text[:place]
     if any(before.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(before):
         return True
-    return any(before.count(left) > before.count(right) for left, right in _QUOTES)
+    return any(before.count(remaining) > before.count(right) for remaining, right in _QUOTES)
 
 
 def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
@@ -675,10 +692,10 @@ def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
 
     `check it every hour and tell me`, `send it at 9 to Bob`.
     """
-    said = [word.text for word in words]
+    texts = [word.text for word in words]
     for last in range(2, len(words) - 1):
-        goes_on = said[last] in {"and", "then"} and is_imperative(said[last + 1 :])
-        if not goes_on and not (said[last] in {"to", "via", "if"} and not said[last + 1][:1].isdecimal()):
+        goes_on = texts[last] in {"and", "then"} and is_imperative(texts[last + 1 :])
+        if not goes_on and not (texts[last] in {"to", "via", "if"} and not texts[last + 1][:1].isdecimal()):
             continue
         for first in range(max(1, last - MOST_WORDS), last):
             start, end = words[first].start, words[last - 1].end

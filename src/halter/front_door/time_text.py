@@ -116,10 +116,10 @@ class TimePhrase(msgspec.Struct, frozen=True):
 def parse_time_phrase(phrase: str) -> tuple[TimePhrase, ...]:
     """Parses a phrase in each possible way: with its time at the end, at the beginning, or without."""
     zone = ""
-    if (found := _ZONE.fullmatch(phrase)) and (named := _find_written_zone(found["zone"])):
-        phrase, zone = found["rest"], named
-    ways = [found for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (found := form.fullmatch(phrase))]
-    return tuple(_make_time_phrase(found.groupdict(), zone) for found in ways)
+    if (match := _ZONE.fullmatch(phrase)) and (named := _find_written_zone(match["zone"])):
+        phrase, zone = match["rest"], named
+    ways = [match for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (match := form.fullmatch(phrase))]
+    return tuple(_make_time_phrase(match.groupdict(), zone) for match in ways)
 
 
 def _make_time_phrase(groups: Mapping[str, str | None], zone: str) -> TimePhrase:
@@ -128,37 +128,37 @@ def _make_time_phrase(groups: Mapping[str, str | None], zone: str) -> TimePhrase
     return TimePhrase(groups.get("core") or "", tuple(_ONE.findall(times)), part[-1] if part else "", zone)
 
 
-def _find_written_zone(said: str) -> str:
+def _find_written_zone(text: str) -> str:
     """Returns a zone by its whole name, without regard to case; empty if there is none."""
-    name = re.sub(r"[a-z]+", lambda found: found[0].capitalize(), said)
-    return "UTC" if said in {"utc", "gmt"} else name if find_zone(name) is not None else ""
+    name = re.sub(r"[a-z]+", lambda match: match[0].capitalize(), text)
+    return "UTC" if text in {"utc", "gmt"} else name if find_zone(name) is not None else ""
 
 
-def find_named_zone(said: str) -> str:
+def find_named_zone(text: str) -> str:
     """Returns a zone by its name or its city; empty if there is none."""
-    wanted = said.strip().replace(" ", "_")
-    if wanted in {"utc", "gmt"}:
+    query = text.strip().replace(" ", "_")
+    if query in {"utc", "gmt"}:
         return "UTC"
     for name in sorted(available_timezones()):
-        if "/" in name and wanted in {name.lower(), name.lower().rpartition("/")[2]}:
+        if "/" in name and query in {name.lower(), name.lower().rpartition("/")[2]}:
             return name
     return ""
 
 
-def parse_clock_time(said: str, part: str = "") -> str:
+def parse_clock_time(text: str, part: str = "") -> str:
     """Parses a time of day into `09:00`; empty if there is none, or not in that part of the day."""
-    if said in DAY_PARTS:
-        return DAY_PARTS[said]
-    if found := _PAST.fullmatch(said):
+    if text in DAY_PARTS:
+        return DAY_PARTS[text]
+    if match := _PAST.fullmatch(text):
         minutes = (
-            _parse_number_word(found[2]) * MINUTES_PER_HOUR
-            + {"half past": 30, "quarter past": 15, "quarter to": -15}[found[1]]
+            _parse_number_word(match[2]) * MINUTES_PER_HOUR
+            + {"half past": 30, "quarter past": 15, "quarter to": -15}[match[1]]
         )
-        return _format_clock_time(minutes % (24 * MINUTES_PER_HOUR), part) if _parse_number_word(found[2]) < 24 else ""  # noqa: PLR2004  hours of a day
-    found = _WRITTEN.fullmatch(said)
-    if found is None:
+        return _format_clock_time(minutes % (24 * MINUTES_PER_HOUR), part) if _parse_number_word(match[2]) < 24 else ""  # noqa: PLR2004  hours of a day
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
         return ""
-    hour, minute, half = _parse_number_word(found["hour"]), int(found["minute"] or 0), found["half"]
+    hour, minute, half = _parse_number_word(match["hour"]), int(match["minute"] or 0), match["half"]
     if half and not 1 <= hour <= NOON_HOUR:
         return ""
     if half:
@@ -179,23 +179,23 @@ def _format_clock_time(minutes: int, part: str) -> str:
     return "" if wrong.get(part) else f"{hour:02d}:{minute:02d}"
 
 
-def parse_number(said: str) -> int:
+def parse_number(text: str) -> int:
     """Parses a number or an ordinal: `2`, `two`, `2nd`, `second`; -1 if it is neither."""
-    digits = re.fullmatch(r"(\d{1,9})(?:st|nd|rd|th)?", said)
-    return int(digits[1]) if digits else ORDINALS.get(said, _parse_number_word(said))
+    digits = re.fullmatch(r"(\d{1,9})(?:st|nd|rd|th)?", text)
+    return int(digits[1]) if digits else ORDINALS.get(text, _parse_number_word(text))
 
 
-def _parse_number_word(said: str) -> int:
-    return int(said) if said.isdecimal() else NUMBERS.get(said, -1)
+def _parse_number_word(text: str) -> int:
+    return int(text) if text.isdecimal() else NUMBERS.get(text, -1)
 
 
-def parse_date(said: str) -> tuple[int, int, int] | None:
+def parse_date(text: str) -> tuple[int, int, int] | None:
     """Parses a date into year (0 if none), month and day; the day need not exist."""
-    if found := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", said):
-        return int(found[1]), int(found[2]), int(found[3])
-    if found := re.fullmatch(r"(\d{1,2})\.(\d{1,2})\.(\d{4})", said):
-        return int(found[3]), int(found[2]), int(found[1])
-    words = [word for word in said.split() if word not in {"the", "of"}]
+    if match := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", text):
+        return int(match[1]), int(match[2]), int(match[3])
+    if match := re.fullmatch(r"(\d{1,2})\.(\d{1,2})\.(\d{4})", text):
+        return int(match[3]), int(match[2]), int(match[1])
+    words = [word for word in text.split() if word not in {"the", "of"}]
     month = next((MONTHS[word] for word in words if word in MONTHS), 0)
     numbers = [parse_number(word) for word in words if word not in MONTHS]
     if not month or not numbers or len(words) > 3:  # noqa: PLR2004  day, month and year
@@ -208,9 +208,9 @@ def days_in_month(month: int, year: int) -> int:
     return monthrange(year, month)[1] if 1 <= month <= 12 else 0  # noqa: PLR2004
 
 
-def parse_weekdays(said: str) -> tuple[int, ...]:
+def parse_weekdays(text: str) -> tuple[int, ...]:
     """Parses a list of weekdays, singular or plural, as a cron counts them."""
-    words = [word for word in re.split(r" and | or |[ ,/]+", said) if word]
+    words = [word for word in re.split(r" and | or |[ ,/]+", text) if word]
     found = [DAYS.get(word, DAYS.get(word.removesuffix("s"), -1)) for word in words]
     return tuple(dict.fromkeys(found)) if found and -1 not in found else ()
 
@@ -253,37 +253,37 @@ MOMENT_PASSED: Final = "That moment has passed: say a later one."
 NO_SUCH_TIME: Final = "There is no such time of day: say it like 09:00, 9am or 17:30."
 
 
-def read_moment(said: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
+def read_moment(phrase: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
     """Returns a timing, a sentence where a moment is not exact, or None.
 
     A day without a time is read only if `dated`: it may as well be what the sentence is about.
     """
-    zone = said.zone or zone
-    if not said.times and not said.part:
-        after = _read_interval_from_now(said.core, now, zone)
+    zone = phrase.zone or zone
+    if not phrase.times and not phrase.part:
+        after = _read_interval_from_now(phrase.core, now, zone)
         if after is not None:
             return after
-    if _NEXT.fullmatch(said.core) and (said.times or dated):
+    if _NEXT.fullmatch(phrase.core) and (phrase.times or dated):
         return "`next` can mean the coming one or the one after it: say the date, like 24 December at 9."
     today = to_zone_time(now, zone)
-    if said.core in {"", "today"} and said.times:
-        return _read_today(said, now, zone)
-    if found := _OCCASION_DAY.fullmatch(said.core):
-        return _read_day(found, said, now, zone, dated=dated)
-    if (found := _DATE.fullmatch(said.core)) and (said.times or said.part or dated):
-        day = _read_date(found["date"], today)
-        return day if isinstance(day, str) else _make_timing(day, _read_clocks(said, said.part), now, zone)
+    if phrase.core in {"", "today"} and phrase.times:
+        return _read_today(phrase, now, zone)
+    if match := _OCCASION_DAY.fullmatch(phrase.core):
+        return _read_day(match, phrase, now, zone, dated=dated)
+    if (match := _DATE.fullmatch(phrase.core)) and (phrase.times or phrase.part or dated):
+        day = _read_date(match["date"], today)
+        return day if isinstance(day, str) else _make_timing(day, _read_clocks(phrase, phrase.part), now, zone)
     return None
 
 
 def _read_interval_from_now(core: str, now: int, zone: str) -> Timing | str | None:
     if core in _ODD:
         return Timing(at=now + _ODD[core] * clock.MINUTE, timezone=zone)
-    found = _IN.fullmatch(core)
-    if found is None:
+    match = _IN.fullmatch(core)
+    if match is None:
         return None
-    number = parse_number(found["n"] or found["m"] or found["k"])
-    unit = (found["unit"] or found["unit2"] or found["short"])[0]
+    number = parse_number(match["n"] or match["m"] or match["k"])
+    unit = (match["unit"] or match["unit2"] or match["short"])[0]
     if not 0 < number * _UNITS[unit] <= _LONGEST * clock.DAY:
         return "That is no time from now that can be waited for: say it like `in 20 minutes`."
     if unit in "dw":
@@ -292,32 +292,32 @@ def _read_interval_from_now(core: str, now: int, zone: str) -> Timing | str | No
     return Timing(at=now + number * _UNITS[unit], timezone=zone)
 
 
-def _read_today(said: TimePhrase, now: int, zone: str) -> Timing | str:
+def _read_today(phrase: TimePhrase, now: int, zone: str) -> Timing | str:
     today = to_zone_time(now, zone)
-    found = _make_timing(today.date(), _read_clocks(said, said.part), now, zone)
-    if said.core or found != MOMENT_PASSED:
+    found = _make_timing(today.date(), _read_clocks(phrase, phrase.part), now, zone)
+    if phrase.core or found != MOMENT_PASSED:
         return found
-    return _make_timing(today.date() + timedelta(days=1), _read_clocks(said, said.part), now, zone)
+    return _make_timing(today.date() + timedelta(days=1), _read_clocks(phrase, phrase.part), now, zone)
 
 
-def _read_day(found: re.Match[str], said: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
-    named = found["day"].split()[-1]
-    part = said.part or found["part"] or ("night" if named == "tonight" else "")
-    if not said.times and not part and not dated:
+def _read_day(match: re.Match[str], phrase: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
+    named = match["day"].split()[-1]
+    part = phrase.part or match["part"] or ("night" if named == "tonight" else "")
+    if not phrase.times and not part and not dated:
         return None
-    clocks = _read_clocks(said, part)
+    clocks = _read_clocks(phrase, part)
     today = to_zone_time(now, zone)
     if named in DAYS and clocks and clocks[0]:
         return _make_timing(next_weekday(DAYS[named], time.fromisoformat(clocks[0]), today), clocks, now, zone)
-    later = 2 if found["day"].startswith("the day after") else int(named == "tomorrow")
+    later = 2 if match["day"].startswith("the day after") else int(named == "tomorrow")
     # Tonight's midnight is the start of tomorrow.
     later += int(named == "tonight" and clocks[0] < "05:00")
     return _make_timing(today.date() + timedelta(days=later), clocks, now, zone)
 
 
-def _read_clocks(said: TimePhrase, part: str) -> Sequence[str]:
-    if said.times:
-        return [parse_clock_time(each, part) for each in said.times]
+def _read_clocks(phrase: TimePhrase, part: str) -> Sequence[str]:
+    if phrase.times:
+        return [parse_clock_time(each, part) for each in phrase.times]
     return [DAY_PARTS.get(part, DEFAULT_TIME)]
 
 
@@ -330,8 +330,8 @@ def _make_timing(day: date, clocks: Sequence[str], now: int, zone: str) -> Timin
     return Timing(at=moment, timezone=zone) if moment > now else MOMENT_PASSED
 
 
-def _read_date(said: str, today: datetime) -> date | str:
-    read = parse_date(said)
+def _read_date(text: str, today: datetime) -> date | str:
+    read = parse_date(text)
     if read is None:
         return "That is no date: say it like 24 December, or 2026-12-24."
     year, month, day = read

@@ -58,7 +58,7 @@ def speaks_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-async def refuse_sampling(_: str, __: Any) -> Any:
+async def reject_sampling(_: str, __: Any) -> Any:
     raise Failed("Sampling", NO_SAMPLING)
 
 
@@ -71,14 +71,14 @@ class ClientCall:
         server: str,
         about: tuple[str, bytes],
         log_level: LoggingLevel | None = None,
-        sample: Callable[[str, Any], Awaitable[Any]] = refuse_sampling,
+        sample: Callable[[str, Any], Awaitable[Any]] = reject_sampling,
     ) -> None:
         self.context = context
         self._sample = sample
         self._sampled = 0
         self._log_level = log_level
         self.server = server
-        self.about = about
+        self.description = about
         self.result: Any = None
         self.waits_for = ""
         self.status: str | None = None
@@ -87,11 +87,11 @@ class ClientCall:
         """Whether the client asks how the call stands, instead of waiting for it."""
         self.task: asyncio.Task[Any] | None = None
         self._news = asyncio.Event()
-        self._asked: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
+        self._pending_questions: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
         self._elicited = 0
-        self._sent: set[str] = set()
+        self._sent_questions: set[str] = set()
         self._progress = 0.0
-        self._waited = 0
+        self._wait_micros = 0
 
     @property
     def relay(self) -> CallRelay:
@@ -102,15 +102,15 @@ class ClientCall:
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is, if it wants to know. What it is told only grows."""
-        progress += self._waited
+        progress += self._wait_micros
         if progress <= self._progress:
             return
-        self._progress, whole = progress, None if total is None else total + self._waited
+        self._progress, whole = progress, None if total is None else total + self._wait_micros
         await self.context.session.report_progress(progress, whole, None if message is None else clean(message))
 
     async def report_waiting(self, message: str) -> None:
         """Tell the client that the call still waits: a client gives up where it hears nothing for long."""
-        self._waited += 1
+        self._wait_micros += 1
         await self.report(0, None, message)
 
     async def answer(self, requests: InputRequests) -> InputResponses:
@@ -142,8 +142,8 @@ class ClientCall:
         self._elicited += 1
         if not speaks_modern(self.context):
             return await self._elicit_at_once(params)
-        key, answered = f"halter-{len(self._asked) + 1}", asyncio.get_running_loop().create_future()
-        self._asked[key] = (params, answered)
+        key, answered = f"halter-{len(self._pending_questions) + 1}", asyncio.get_running_loop().create_future()
+        self._pending_questions[key] = (params, answered)
         self._news.set()
         return await answered
 
@@ -184,13 +184,13 @@ class ClientCall:
         """What the client has to say first, for one that asks how the call stands."""
         return {
             key: ElicitRequest(params=params).model_dump(by_alias=True, mode="json", exclude_none=True)
-            for key, (params, answered) in self._asked.items()
+            for key, (params, answered) in self._pending_questions.items()
             if not answered.done()
         }
 
     def answer_asked(self, responses: Mapping[str, Any]) -> None:
         """Take the answers of a client that has a task; what it does not answer stays open."""
-        for key in responses.keys() & self._asked.keys():
+        for key in responses.keys() & self._pending_questions.keys():
             self._settle(key, responses[key])
 
     async def next_round(
@@ -204,9 +204,13 @@ class ClientCall:
             if (self.waits_for or self.status is not None) and begin_task is not None:
                 self.is_task = True
                 return begin_task(self)
-            if unsent := [key for key, (_, said) in self._asked.items() if key not in self._sent and not said.done()]:
-                self._sent.update(unsent)
-                requests = {key: ElicitRequest(params=self._asked[key][0]) for key in unsent}
+            if unsent := [
+                key
+                for key, (_, said) in self._pending_questions.items()
+                if key not in self._sent_questions and not said.done()
+            ]:
+                self._sent_questions.update(unsent)
+                requests = {key: ElicitRequest(params=self._pending_questions[key][0]) for key in unsent}
                 return InputRequiredResult(input_requests=dict(requests), request_state=park(self))
             self._news.clear()
             news = asyncio.ensure_future(self._news.wait())
@@ -216,14 +220,14 @@ class ClientCall:
                 news.cancel()
         return task.result()
 
-    def go_on(self, context: Context, responses: Mapping[str, Any]) -> None:
+    def resume(self, context: Context, responses: Mapping[str, Any]) -> None:
         """The client has made the same call again, with what it was asked for."""
         self.context = context
-        for key in self._sent:
+        for key in self._sent_questions:
             self._settle(key, responses.get(key))
 
     def _settle(self, key: str, said: Any) -> None:
-        answered = self._asked[key][1]
+        answered = self._pending_questions[key][1]
         if not answered.done():
             answered.set_result(said if isinstance(said, ElicitResult) else CANCELLED)
 
@@ -246,12 +250,12 @@ class ParkedCalls:
         self._parked[ticket] = call
         return ticket
 
-    async def take(self, ticket: str, about: tuple[str, bytes]) -> ClientCall:
+    async def claim(self, ticket: str, about: tuple[str, bytes]) -> ClientCall:
         """The call of a ticket. A ticket that comes with another call ends the one that it was for."""
         call = self._parked.pop(ticket, None)
         if call is None:
             raise MCPError(INVALID_PARAMS, REPLAYED)
-        if call.about != about:
+        if call.description != about:
             await call.cancel()
             raise MCPError(INVALID_PARAMS, REPLAYED)
         return call
@@ -259,8 +263,8 @@ class ParkedCalls:
 
 def _name_asker(server: str, params: ElicitRequestParams) -> ElicitRequestParams:
     """Say who asks: no server speaks as Halter."""
-    said = f"The server {server} asks: {shorten(clean(params.message), LONGEST_MESSAGE)}"
-    return params.model_copy(update={"message": said})
+    text = f"The server {server} asks: {shorten(clean(params.message), LONGEST_MESSAGE)}"
+    return params.model_copy(update={"message": text})
 
 
 class GatedTool:

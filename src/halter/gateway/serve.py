@@ -27,7 +27,7 @@ from halter.loop.session_runtime import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import agent_said
-from halter.runtime.assemble import AssembledAgent, demand_loadable, demand_trusted, find_agent_code
+from halter.runtime.assemble import AssembledAgent, find_agent_code, require_loadable, require_trusted
 from halter.runtime.runtime import Runtime
 from halter.server.server import serve_asgi
 from halter.tools.mcp import McpTerms
@@ -50,17 +50,17 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
     folder = Path(agent) if (Path(agent) / AGENT_FILE).is_file() else None
     file = agent_said(agent, {}, f"the agent {agent}", {}, {}) if folder is None else read_agent(folder)
     resolved = resolve_agent(app.fleet, file, folder)
-    place = config or (folder or Path()) / MCP_FILE
-    servers = read_servers(place, app.environ)
+    path = config or (folder or Path()) / MCP_FILE
+    servers = read_servers(path, app.environ)
     if not servers:
-        flaw = "names no MCP server" if place.exists() else "is missing"
-        raise ConfigError(f"{place} {flaw}: write it as other programs do, or name another with --config.")
+        flaw = "names no MCP server" if path.exists() else "is missing"
+        raise ConfigError(f"{path} {flaw}: write it as other programs do, or name another with --config.")
     if any(each.name == OWN for each in servers):
-        raise ConfigError(f"{place} has a server called {OWN}, which is the gateway's own name: give it another one.")
+        raise ConfigError(f"{path} has a server called {OWN}, which is the gateway's own name: give it another one.")
     if config is None and folder is not None:
-        demand_trusted(app.settings, folder)
-        demand_loadable(servers, folder, app)
-    if file.spec.gateway.sampling and not resolved.mind.model:
+        require_trusted(app.settings, folder)
+        require_loadable(servers, folder, app)
+    if file.spec.gateway.sampling and not resolved.model_settings.model:
         raise ConfigError(
             f"{agent} lets servers ask its model (`gateway.sampling`) and has none: write `model: provider:model` into "
             "its agent.yaml."
@@ -71,14 +71,14 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
 
 
 def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> McpTerms:
-    folder = owner.agent.place if config is None else None
+    folder = owner.agent.source_folder if config is None else None
 
     def starts() -> None:
         if folder is None:
             return
         try:
-            demand_trusted(app.settings, folder, find_agent_code(app.settings, folder))
-            demand_loadable(owner.servers, folder, app)
+            require_trusted(app.settings, folder, find_agent_code(app.settings, folder))
+            require_loadable(owner.servers, folder, app)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error
 
@@ -90,10 +90,10 @@ def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> Mc
     return McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, timeout=owner.spec.timeout)
 
 
-async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Tell) -> None:
+async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Tell) -> None:
     """Serve the program at the other end of the pipes, until it closes them."""
     pipes = open_own_pipes(sys.stdin.fileno(), sys.stdout.fileno(), terms.max_message)
-    async with open_gateway(app, owner, terms, tell=tell) as gateway, pipes as (read, write):
+    async with open_gateway(app, owner, terms, report=report) as gateway, pipes as (read, write):
         try:
             await gateway.server.run(read, write, gateway.server.create_initialization_options())
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -102,11 +102,11 @@ async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: 
 
 
 async def serve_http(
-    app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Tell, listening: socket.socket, keys: KeyRing
+    app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Tell, listening: socket.socket, keys: KeyRing
 ) -> None:
     """Serve over HTTP until cancelled, on a bound port."""
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(open_gateway(app, owner, terms, identify_by_key, tell))
+        gateway = await stack.enter_async_context(open_gateway(app, owner, terms, identify_by_key, report))
         await serve_asgi(make_http_app(gateway, keys, owner.agent.policy.name), listening)
 
 

@@ -48,7 +48,7 @@ from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import keep_leases
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
-from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, demand_tasks, knows_tasks
+from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
 from halter.gateway.upstreams import GatewayAgent, ListKind, LogNews, News, ResourceNews, Upstreams
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
@@ -112,7 +112,7 @@ class ClientIdentity(msgspec.Struct, frozen=True):
     caps: tuple[Cap, ...] = ()
 
     @property
-    def place(self) -> Place:
+    def client_key(self) -> Place:
         return (self.key, self.label)
 
 
@@ -147,12 +147,12 @@ class Gateway:
         terms: GatewayTerms,
         connect: Callable[[GatewayAgent], Upstreams],
         identify: Callable[[Context], ClientIdentity],
-        tell: Tell,
+        report: Tell,
     ) -> None:
         self.terms = terms
         self._connect = connect
         self._identify = identify
-        self._tell = tell
+        self._report = report
         self.sessions: dict[Place, GatedSession] = {}
         self._opening = asyncio.Lock()
         self._elders: dict[Place, ServerSession] = {}
@@ -188,29 +188,29 @@ class Gateway:
         made.middleware.append(cast("Any", self._restore_schemas))
         return made
 
-    async def take(self, context: Context) -> GatedSession:
+    async def get_session(self, context: Context) -> GatedSession:
         """The session of a request's client, begun with its first request that needs one."""
         who = self._identify(context)
         if not speaks_modern(context):
-            self._elders[who.place] = context.session
+            self._elders[who.client_key] = context.session
         async with self._opening:
-            session = self.sessions.get(who.place)
+            session = self.sessions.get(who.client_key)
             if session is None:
                 if len(self.sessions) >= MOST_SESSIONS:
                     raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected: try again later.")
-                session = self.sessions[who.place] = await self._open(who, context)
+                session = self.sessions[who.client_key] = await self._open(who, context)
         session.used_at = self.terms.app.clock.now()
-        await _reported(session.upstreams.refresh())
+        await _translate_errors(session.upstreams.refresh())
         return session
 
     async def _open(self, who: ClientIdentity, context: Context) -> GatedSession:
         terms = msgspec.structs.replace(self.terms, owner=self.terms.owner.narrow(who.caps))
         upstreams = self._connect(terms.owner)
-        upstreams.heard = lambda kind: self._publish(who.place, kind)
+        upstreams.on_news = lambda kind: self._publish(who.client_key, kind)
         info = context.session.client_params
         client = to_one_line(info.client_info.name)[:80] if info is not None else "A client"
         by = who.started_by or self.terms.app.settings.person
-        return await _reported(open_session(terms, upstreams, by, f"{client} through the gateway"))
+        return await _translate_errors(open_session(terms, upstreams, by, f"{client} through the gateway"))
 
     def _publish(self, place: Place, news: News) -> None:
         """Tell a client what its servers announce; a server that says more than the client takes is not heard."""
@@ -248,7 +248,7 @@ class Gateway:
         to: Any = elder if elder is not None else calls[-1].context.session if calls else None
         if to is None:
             return
-        data = mask(news.data, self.terms.guard.redacted)
+        data = mask(news.data, self.terms.guard.redact)
         logger = clean(f"{news.server}/{news.logger}" if news.logger else news.server)[:200]
         with warnings.catch_warnings():
             # Clients of both protocols still read logs for a while.
@@ -261,30 +261,30 @@ class Gateway:
 
     async def _listen(self, context: Context, params: SubscriptionsListenRequestParams) -> Any:
         """Serve a newer client's stream of changes, with those of the resources that it names."""
-        session, followed = await self.take(context), list[str]()
+        session, followed = await self.get_session(context), list[str]()
         try:
             for uri in params.notifications.resource_subscriptions or ():
                 with suppress(Failed):
                     await session.upstreams.follow_resource(uri)
                     followed.append(uri)
-            return await self._stream(self._identify(context).place).serve(context, params)
+            return await self._stream(self._identify(context).client_key).serve(context, params)
         finally:
             with anyio.CancelScope(shield=True), suppress(Failed):
                 for uri in followed:
                     await session.upstreams.unfollow_resource(uri)
 
     async def _subscribe(self, context: Context, params: SubscribeRequestParams) -> EmptyResult:
-        session = await self.take(context)
-        await _reported(session.upstreams.follow_resource(str(params.uri)))
+        session = await self.get_session(context)
+        await _translate_errors(session.upstreams.follow_resource(str(params.uri)))
         return EmptyResult()
 
     async def _unsubscribe(self, context: Context, params: UnsubscribeRequestParams) -> EmptyResult:
-        session = await self.take(context)
-        await _reported(session.upstreams.unfollow_resource(str(params.uri)))
+        session = await self.get_session(context)
+        await _translate_errors(session.upstreams.unfollow_resource(str(params.uri)))
         return EmptyResult()
 
     async def _set_log_level(self, context: Context, params: SetLevelRequestParams) -> EmptyResult:
-        session = await self.take(context)
+        session = await self.get_session(context)
         await session.upstreams.set_log_level(params.level)
         return EmptyResult()
 
@@ -293,7 +293,7 @@ class Gateway:
         result = await call_next(context)
         if context.method != "tools/list" or not isinstance(result, dict):
             return result
-        tools = (await self.take(context)).upstreams.tools
+        tools = (await self.get_session(context)).upstreams.tools
         for listed in cast("dict[str, Any]", result).get("tools", ()):
             tool = tools.get(listed["name"])
             for key in ("inputSchema", "outputSchema"):
@@ -302,71 +302,71 @@ class Gateway:
         return cast("dict[str, Any]", result)
 
     async def _list_tools(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
-        session = await self.take(context)
+        session = await self.get_session(context)
         return _fresh({"tools": [*session.upstreams.list_tools(), *map(dict, OWN_TOOLS)]})
 
     async def _list_resources(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
-        session = await self.take(context)
+        session = await self.get_session(context)
         return _fresh({"resources": await session.upstreams.list_resources()})
 
     async def _list_templates(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
-        session = await self.take(context)
+        session = await self.get_session(context)
         return _fresh({"resourceTemplates": await session.upstreams.list_templates()})
 
     async def _list_prompts(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
-        session = await self.take(context)
+        session = await self.get_session(context)
         return _fresh({"prompts": await session.upstreams.list_prompts()})
 
     async def _complete(self, context: Context, params: CompleteRequestParams) -> Any:
-        session = await self.take(context)
+        session = await self.get_session(context)
         try:
             return await session.upstreams.complete(params)
         except Failed as failure:
             raise MCPError(INVALID_PARAMS, f"Halter: {failure}") from failure
 
     async def _call(self, context: Context, params: CallToolRequestParams) -> Any:
-        session, given = await self.take(context), params.arguments or {}
+        session, given = await self.get_session(context), params.arguments or {}
         if params.name == DECISIONS:
-            asked = await _reported(session.list_questions())
+            asked = await _translate_errors(session.list_questions())
             return _render_data({"decisions": list(asked)})
         if params.name == WAIT:
             waiting = ClientCall(context, OWN, (WAIT, b""))
             said = session.wait_for_question(waiting, str(given.get("decision", "")))
-            return _render_text(await _reported(said), failed=False)
+            return _render_text(await _translate_errors(said), failed=False)
         try:
             arguments = canonical_json(given)
         except (ValueError, RecursionError):
             return _render_text("Halter: the arguments cannot be written as JSON.")
         tool = session.upstreams.tools.get(params.name)
         server = "" if tool is None else tool.spec.server
-        call = await self._made(session, context, params, params.name, arguments, server)
+        call = await self._make_call(session, context, params, params.name, arguments, server)
         return self._render_call(session, call) if isinstance(call, tuple) else call
 
     async def _get_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
-        session = await self._take_tasks(context)
+        session = await self._get_task_session(context)
         return session.tasks.get(params.task_id, lambda call: self._render_call(session, (call, call.outcome())))
 
     async def _update_task(self, context: Context, params: UpdateTaskRequestParams) -> dict[str, Any]:
-        (await self._take_tasks(context)).tasks.update(params.task_id, params.input_responses)
+        (await self._get_task_session(context)).tasks.update(params.task_id, params.input_responses)
         return {"resultType": "complete"}
 
     async def _cancel_task(self, context: Context, params: TaskRequestParams) -> dict[str, Any]:
-        await (await self._take_tasks(context)).tasks.cancel(params.task_id)
+        await (await self._get_task_session(context)).tasks.cancel(params.task_id)
         return {"resultType": "complete"}
 
-    async def _take_tasks(self, context: Context) -> GatedSession:
-        demand_tasks(context)
-        return await self.take(context)
+    async def _get_task_session(self, context: Context) -> GatedSession:
+        require_tasks(context)
+        return await self.get_session(context)
 
     async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> Any:
-        session, uri = await self.take(context), str(params.uri)
+        session, uri = await self.get_session(context), str(params.uri)
         server = await session.upstreams.find_resource(uri)
         if not server:
             raise MCPError(INVALID_PARAMS, f"Halter: no server here has the resource {clean(uri)[:200]!r}.")
         return await self._read(session, context, params, server, RESOURCE, {"uri": uri})
 
     async def _get_prompt(self, context: Context, params: GetPromptRequestParams) -> Any:
-        session = await self.take(context)
+        session = await self.get_session(context)
         server, _, name = params.name.partition(SERVER_SEPARATOR)
         given = {"name": name, **({"arguments": params.arguments} if params.arguments else {})}
         return await self._read(session, context, params, server, PROMPT, given)
@@ -376,7 +376,7 @@ class Gateway:
     ) -> Any:
         """Read something that is no tool, through the same door; what is refused is an error of the protocol."""
         tool = f"{server}{SERVER_SEPARATOR}{kind.suffix}"
-        call = await self._made(session, context, params, tool, canonical_json(given), server)
+        call = await self._make_call(session, context, params, tool, canonical_json(given), server)
         if not isinstance(call, tuple):
             return call
         made, outcome = call
@@ -384,9 +384,9 @@ class Gateway:
             raise MCPError(PENDING_CODE, _explain_pending(outcome), {"decision": outcome.decision})
         if outcome.outcome != "ok" or made.result is None:
             raise MCPError(REFUSED_CODE, f"Halter: {outcome.text}", {"outcome": outcome.outcome})
-        return _fresh(self._masked(made.result))
+        return _fresh(self._mask_result(made.result))
 
-    async def _made(
+    async def _make_call(
         self, session: GatedSession, context: Context, params: Any, tool: str, arguments: bytes, server: str
     ) -> tuple[ClientCall, Answer | PendingCall] | InputRequiredResult | dict[str, Any]:
         """Begin a call or go on with one, and return when it has an outcome or needs something from the client.
@@ -395,15 +395,15 @@ class Gateway:
         """
         about = (tool, arguments)
         if params.request_state is not None:
-            call = await session.parked.take(params.request_state, about)
-            call.go_on(context, params.input_responses or {})
+            call = await session.parked.claim(params.request_state, about)
+            call.resume(context, params.input_responses or {})
         else:
             upstreams = session.upstreams
             call = ClientCall(context, server, about, upstreams.log_level, upstreams.sample)
             session.begin(call, tool, arguments)
         try:
             begin_task = session.tasks.add if context.method == "tools/call" and knows_tasks(context) else None
-            outcome = await _reported(call.next_round(session.parked.park, begin_task))
+            outcome = await _translate_errors(call.next_round(session.parked.park, begin_task))
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 await call.cancel()
@@ -412,7 +412,7 @@ class Gateway:
 
     def _render_call(self, session: GatedSession, made: tuple[ClientCall, Answer | PendingCall]) -> dict[str, Any]:
         call, outcome = made
-        tool = session.upstreams.tools.get(call.about[0])
+        tool = session.upstreams.tools.get(call.description[0])
         typed = isinstance(tool, GatedTool) and "outputSchema" in tool.entry
         if isinstance(outcome, PendingCall):
             told = {"decision": outcome.decision, "expires_at": outcome.expires_at, "how": "halter inbox"}
@@ -420,25 +420,25 @@ class Gateway:
             structured = {} if typed else {"structuredContent": told}
             return {**_render_text(_explain_pending(outcome)), **structured, "_meta": {"halter/decision": told}}
         if call.result is not None and outcome.outcome in ("ok", "error"):
-            return self._masked(call.result)
+            return self._mask_result(call.result)
         meta = {"halter/outcome": outcome.outcome, "halter/call": outcome.call}
         return {**_render_text(f"Halter: {outcome.text}", failed=outcome.outcome != "ok"), "_meta": meta}
 
-    def _masked(self, result: Any) -> dict[str, Any]:
+    def _mask_result(self, result: Any) -> dict[str, Any]:
         """A server's result for the client. What the protocol says of a hop, such as who answers, ends here."""
         said = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         meta = {key: value for key, value in said.pop("_meta", {}).items() if not key.startswith(_RESERVED_META)}
         kept = {**said, "_meta": meta} if meta else said
-        return {**mask(kept, self.terms.guard.redacted), "resultType": "complete"}
+        return {**mask(kept, self.terms.guard.redact), "resultType": "complete"}
 
-    async def tend(self) -> None:
+    async def run_upkeep(self) -> None:
         """End idle sessions, and those that killed gateways left, until cancelled."""
         while True:
             try:
                 await recover_sessions(self.terms)
                 await self.end_idle(self.terms.app.clock.now() - IDLE_LIMIT)
             except HalterError as error:
-                self._tell(f"Sessions cannot be looked through: {error}")
+                self._report(f"Sessions cannot be looked through: {error}")
             await self.terms.app.clock.sleep(SWEEP_INTERVAL)
 
     async def end_idle(self, before: int) -> None:
@@ -463,18 +463,18 @@ async def open_gateway(
     owner: GatewayAgent,
     mcp_terms: McpTerms,
     identify: Callable[[Context], ClientIdentity] = lambda _: ClientIdentity(),
-    tell: Tell = lambda _: None,
+    report: Tell = lambda _: None,
 ) -> AsyncGenerator[Gateway]:
     """Open a gateway on a store: its leases are renewed while the block runs, and its sessions end or rest with it."""
     worker = make_worker_id("gateway", app.ids)
     guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
     async with (
         models_of(app, owner.agent) as models,
-        keep_leases(app.patient(), app.clock, worker, pulse=app.pulse),
+        keep_leases(app.patient(), app.clock, worker, liveness=app.liveness),
     ):
         terms = GatewayTerms(app, worker, owner, guard, models)
-        gateway = Gateway(terms, lambda mine: Upstreams(app, mine, mcp_terms, tell), identify, tell)
-        tending = asyncio.create_task(gateway.tend(), name="gateway tending")
+        gateway = Gateway(terms, lambda mine: Upstreams(app, mine, mcp_terms, report), identify, report)
+        tending = asyncio.create_task(gateway.run_upkeep(), name="gateway tending")
         try:
             yield gateway
         finally:
@@ -482,7 +482,7 @@ async def open_gateway(
             await gateway.close()
 
 
-async def _reported(work: Awaitable[Any]) -> Any:
+async def _translate_errors(work: Awaitable[Any]) -> Any:
     """Put what Halter cannot do into words for the client."""
     try:
         return await work
@@ -507,8 +507,8 @@ def _render_text(text: str, *, failed: bool = True) -> dict[str, Any]:
 
 
 def _render_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    said = msgspec.json.encode(data).decode()
-    return {**_render_text(said, failed=False), "structuredContent": dict(data)}
+    text = msgspec.json.encode(data).decode()
+    return {**_render_text(text, failed=False), "structuredContent": dict(data)}
 
 
 _RESERVED_META: Final = "io.modelcontextprotocol/"
@@ -523,15 +523,15 @@ def mask(value: Any, redact: Callable[[str], str]) -> Any:
         case list():
             return [mask(each, redact) for each in cast("list[Any]", value)]
         case Mapping():
-            said = cast("Mapping[str, Any]", value)
-            picture = said.get("type") in _PICTURES
+            raw = cast("Mapping[str, Any]", value)
+            picture = raw.get("type") in _PICTURES
             return {
                 redact(key): each
                 if picture and key == "data"
                 else _mask_blob(each, redact)
                 if key == "blob" and isinstance(each, str)
                 else mask(each, redact)
-                for key, each in said.items()
+                for key, each in raw.items()
             }
         case _:
             return value

@@ -26,7 +26,7 @@ from halter.core.spec import GatewaySpec
 from halter.core.text import clean, to_body
 from halter.core.tools import Failed, Tool, Valid
 from halter.core.vocabulary import State, TerminalReason
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
@@ -34,19 +34,19 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.brake import choose_provenance_mode
 from halter.guard.call_brake import CallBrake, make_call_brake
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
     FailedRequest,
     ModelRequest,
-    RateUsedUp,
+    RateLimited,
     RefusedRequest,
 )
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import watch_changes
-from halter.runtime.agent_context import Models, keep_policy
+from halter.runtime.agent_context import Models, store_policy
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
@@ -102,12 +102,12 @@ class GatedSession:
         self.tasks = SessionTasks(terms.app.clock.now)
         self.used_at = terms.app.clock.now()
         self.state = Session()
-        self.ended = ""
+        self.end_reason = ""
         self._store = terms.app.patient()
         self._clock = terms.app.clock
         self._numbers = itertools.count(1)
         self._questions: dict[str, tuple[str, str]] = {}
-        self._waited_for: set[str] = set()
+        self._awaited_calls: set[str] = set()
         self._brake = _make_brake(terms.agent, upstreams.tools)
         upstreams.ask_model = self._ask_model
 
@@ -118,11 +118,11 @@ class GatedSession:
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
         """Begin a call. It goes on when the client's request is over, until the client cancels it."""
         call.task = asyncio.create_task(self._make(call, tool, arguments), name=f"gated {tool}")
-        call.task.add_done_callback(_take_error)
+        call.task.add_done_callback(_consume_error)
 
     async def _make(self, client: ClientCall, tool: str, arguments: bytes) -> Answer | PendingCall:
-        if self.ended:
-            raise SessionGone(self.ended)
+        if self.end_reason:
+            raise SessionGone(self.end_reason)
         await self.upstreams.refresh()
         same = self._digest(tool, arguments)
         decision = self._find_question(tool, same)
@@ -133,8 +133,8 @@ class GatedSession:
         try:
             return await self._try(client, call)
         except LeaseLost:
-            self.ended = f"Another process has session {self.id} now: connect again."
-            raise SessionGone(self.ended) from None
+            self.end_reason = f"Another process has session {self.id} now: connect again."
+            raise SessionGone(self.end_reason) from None
         finally:
             del self.upstreams.calls[call.id]
             self.used_at = self._clock.now()
@@ -147,23 +147,23 @@ class GatedSession:
             await self.catch_up()
             match answer:
                 case Answer():
-                    return await self._take_in(call, answer)
-                case StillHeld() if self._clock.now() >= deadline:
+                    return await self._apply_answer(call, answer)
+                case BudgetBusy() if self._clock.now() >= deadline:
                     sentence = "The money for this call is held by other calls: make it again in a minute."
                     return Answer(call.id, "cost_cap_reached", sentence)
-                case StillHeld():
+                case BudgetBusy():
                     await self._clock.sleep(SHORT_REST)
-                case NeedsPerson(decision=decision):
-                    row = await self._wait(client, decision, deadline)
+                case ApprovalRequired(decision=decision):
+                    row = await self._wait_for_person(client, decision, deadline)
                     if row is not None:
                         return PendingCall(decision, row.expires_at)
                     attempt += 1
 
     async def _ask_model(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
         """Ask the agent's model what a server wants to know: a request like any other, paid from the same account."""
-        if self.ended:
-            raise Failed("Sampling", self.ended)
-        model = self.terms.models.named(self.terms.agent.mind.model)
+        if self.end_reason:
+            raise Failed("Sampling", self.end_reason)
+        model = self.terms.models.get(self.terms.agent.model_settings.model)
         request = ModelRequest(
             id=f"{self.id}.{self.lease.generation}.s{next(self._numbers)}",
             prompt=make_sampling_prompt(server, params),
@@ -178,61 +178,61 @@ class GatedSession:
                 raise Failed("Sampling", sentence)
             case FailedRequest(error=error):
                 raise Failed("Sampling", f"the model gave no answer: {error}")
-            case StillHeld() | RateUsedUp():
+            case BudgetBusy() | RateLimited():
                 raise Failed("Sampling", "money or rate for the model is used by other requests: ask again later.")
 
     async def _hiding(self) -> SessionContext:
         """The terms of a model request. What the agent hides from models is hidden here as well, and only here."""
-        standing, names = self.upstreams.standing(self.id), self.terms.agent.tasks.anonymize
+        context, names = self.upstreams.make_context(self.id), self.terms.agent.tasks.anonymize
         if names is None:
-            return standing
+            return context
         (first,) = await self._store.read(session_stream(self.id), 0, 1)
-        return msgspec.structs.replace(standing, anonymize=AnonymizationPolicy(names, first.hash.hex()))
+        return msgspec.structs.replace(context, anonymize=AnonymizationPolicy(names, first.hash.hex()))
 
-    async def _attempt(self, call: Call, attempt: int) -> Answer | NeedsPerson | StillHeld:
+    async def _attempt(self, call: Call, attempt: int) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
             return await self.terms.guard.call(
-                self.lease, self.upstreams.standing(self.id), call, self.upstreams.tools, attempt
+                self.lease, self.upstreams.make_context(self.id), call, self.upstreams.tools, attempt
             )
 
-    async def _take_in(self, call: Call, answer: Answer) -> Answer:
+    async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
         if self._brake is not None:
             self._brake.observe(call, answer)
         if answer.outcome == "external_halt":
-            halt = await self.terms.guard.halted(self.upstreams.standing(self.id))
+            halt = await self.terms.guard.find_halt(self.upstreams.make_context(self.id))
             if halt is not None and halt.cancels:
-                self.ended = f"Session {self.id} was cancelled by {halt.by}."
+                self.end_reason = f"Session {self.id} was cancelled by {halt.by}."
         return answer
 
-    async def _wait(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
+    async def _wait_for_person(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
         """Wait for a person; return the question if they have not answered when the time is over."""
         guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
         told_at = self._clock.now() + TOLD_EVERY
-        self._waited_for.add(decision)
+        self._awaited_calls.add(decision)
         client.wait_for(decision)
-        asking = asyncio.create_task(self._ask_client(client, decision), name="gated question")
+        task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
         try:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
                 while True:
                     row, now = await guard.decision(decision), self._clock.now()
                     if row is None or row.verdict or now >= row.expires_at:
                         return None
-                    if await guard.halted(self.upstreams.standing(self.id)) is not None:
+                    if await guard.find_halt(self.upstreams.make_context(self.id)) is not None:
                         return None
                     if now >= deadline and not client.is_task:
                         return row
                     if now >= told_at:
                         told_at = now + TOLD_EVERY
                         await client.report_waiting(f"Waiting for a person to decide {decision}.")
-                    await self._rest(news, min(POLL_INTERVAL, max(deadline - now, SHORT_REST), told_at - now))
+                    await self._sleep(news, min(POLL_INTERVAL, max(deadline - now, SHORT_REST), told_at - now))
         finally:
             client.waits_for = ""
-            self._waited_for.discard(decision)
-            asking.cancel()
+            self._awaited_calls.discard(decision)
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await asking
+                await task
 
-    async def _rest(self, news: asyncio.Event, duration: int) -> None:
+    async def _sleep(self, news: asyncio.Event, duration: int) -> None:
         """Sleep by the clock; return early on news."""
         waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(self._clock.sleep(duration))]
         try:
@@ -255,7 +255,7 @@ class GatedSession:
         )
         if asked is None:
             return
-        message = f"Halter asks whether this call may be made: {asked.shown}"
+        message = f"Halter asks whether this call may be made: {asked.display_text}"
         if spec.dashboard is not msgspec.UNSET and client.can_show("url"):
             page = f"{spec.dashboard.rstrip('/')}/decision/{quote(decision)}"
             await client.elicit(make_url_question(message, page, decision))
@@ -271,7 +271,7 @@ class GatedSession:
     def _find_question(self, tool: str, same: str) -> str:
         """The question about an earlier call with the same arguments, unless another call waits for it."""
         found = (key for key, about in self._questions.items() if about == (tool, same))
-        return next((key for key in found if key not in self._waited_for), "")
+        return next((key for key in found if key not in self._awaited_calls), "")
 
     def _digest(self, tool: str, arguments: bytes) -> str:
         known = self.upstreams.tools.get(tool)
@@ -292,7 +292,9 @@ class GatedSession:
         row = await self.terms.guard.decision(decision)
         if row is None or row.session != self.id:
             return f"This session has no question {decision!r}."
-        if row.verdict == "" and await self._wait(client, decision, self._clock.now() + self.terms.spec.wait):
+        if row.verdict == "" and await self._wait_for_person(
+            client, decision, self._clock.now() + self.terms.spec.wait
+        ):
             return f"{decision} is not decided yet: wait again, or go on with something else."
         row = await self.terms.guard.decision(decision)
         verdict = "" if row is None else row.verdict
@@ -331,14 +333,14 @@ class GatedSession:
             await self.catch_up()
             if self.state.ended:
                 return
-            if not self.ended and (self._questions or self.state.in_flight) and await self._may_be_answered():
+            if not self.end_reason and (self._questions or self.state.in_flight) and await self._can_be_answered():
                 await self._park()
-            elif self.ended:
+            elif self.end_reason:
                 await self._end("CANCELLED", "cancelled")
             else:
                 await self._end("COMPLETED", "completed")
 
-    async def _may_be_answered(self) -> bool:
+    async def _can_be_answered(self) -> bool:
         rows = [await self.terms.guard.decision(each) for each in self._questions]
         now = self._clock.now()
         return bool(self.state.in_flight) or any(row is not None and now < row.expires_at for row in rows)
@@ -361,11 +363,11 @@ def make_sampling_prompt(server: str, params: CreateMessageRequestParams) -> Pro
         if params.tools or not isinstance(each.content, TextContent):
             raise Failed("Sampling", "only texts without tools pass here.")
         messages.append(Message(each.role, (Text(clean(each.content.text), "tool", trusted=False, source=server),)))
-    most = max(1, min(params.max_tokens, MOST_SAMPLED_TOKENS))
-    return Prompt(system=clean(params.system_prompt or ""), messages=tuple(messages), max_output_tokens=most)
+    limit = max(1, min(params.max_tokens, MOST_SAMPLED_TOKENS))
+    return Prompt(system=clean(params.system_prompt or ""), messages=tuple(messages), max_output_tokens=limit)
 
 
-def _take_error(task: "asyncio.Task[Any]") -> None:
+def _consume_error(task: "asyncio.Task[Any]") -> None:
     """A call whose client has left has no one to raise to."""
     if not task.cancelled():
         task.exception()
@@ -378,7 +380,7 @@ def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> CallBrake |
     """
     made = make_call_brake(choose_provenance_mode(agent.policy), agent.policy, tools)
     if made is not None:
-        made.brake.trust(agent.mind.instructions, "the instructions")
+        made.brake.trust(agent.model_settings.instructions, "the instructions")
     return made
 
 
@@ -386,12 +388,12 @@ async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: st
     """Take up the session that this client's predecessor left for a person to answer, or begin one."""
     store, clock = terms.app.patient(), terms.app.clock
     for row in await _list_open(terms):
-        left = await _look_back(terms, row)
+        left = await _load_left_session(terms, row)
         rests = row.state == "WAITING_FOR_APPROVAL" and not row.owner and not left.state.in_flight
         if not rests or left.started_by != started_by:
             continue
         lease = (
-            None if left.state.in_flight else await take_lease(store, clock, terms.worker, SessionId(row.session), 0)
+            None if left.state.in_flight else await acquire_lease(store, clock, terms.worker, SessionId(row.session), 0)
         )
         if lease is not None:
             session = GatedSession(terms, lease, upstreams)
@@ -406,15 +408,15 @@ async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: st
 async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:
     app, store = terms.app, terms.app.patient()
     started = ev.SessionStarted(
-        session=app.ids.new(),
+        session=app.ids.make(),
         agent=terms.agent.policy.name,
         kind="gated",
         started_by=started_by,
-        definition=await keep_policy(store, terms.agent.policy, terms.guard.redacted),
+        definition=await store_policy(store, terms.agent.policy, terms.guard.redact),
     )
-    task = to_body(terms.guard.redacted(about))
+    task = to_body(terms.guard.redact(about))
     await store.commit(lifecycle.start_session(started, *await offload_body(store, task)))
-    lease = await take_lease(store, app.clock, terms.worker, SessionId(started.session), TAKE_PATIENCE)
+    lease = await acquire_lease(store, app.clock, terms.worker, SessionId(started.session), TAKE_PATIENCE)
     if lease is None:
         raise LeaseLost(f"Session {started.session} was taken by another process before it began.")
     session = GatedSession(terms, lease, upstreams)
@@ -422,7 +424,7 @@ async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: 
     return session
 
 
-class _LeftSession(msgspec.Struct, frozen=True):
+class _OrphanedSession(msgspec.Struct, frozen=True):
     """A session without a gateway: what it had in flight, and its questions about calls."""
 
     row: SessionRow
@@ -431,7 +433,7 @@ class _LeftSession(msgspec.Struct, frozen=True):
     questions: tuple[str, ...]
 
 
-async def _look_back(terms: GatewayTerms, row: SessionRow) -> _LeftSession:
+async def _load_left_session(terms: GatewayTerms, row: SessionRow) -> _OrphanedSession:
     state, started_by, questions = Session(), "", dict[str, str]()
     for stored in await read_stream(terms.app.patient(), session_stream(row.session)):
         state = fold(state, stored)
@@ -444,7 +446,7 @@ async def _look_back(terms: GatewayTerms, row: SessionRow) -> _LeftSession:
                 questions.pop(decision, None)
             case _:
                 pass
-    return _LeftSession(row, state, started_by, tuple(questions))
+    return _OrphanedSession(row, state, started_by, tuple(questions))
 
 
 async def _list_open(terms: GatewayTerms) -> Sequence[SessionRow]:
@@ -466,16 +468,16 @@ async def recover_sessions(terms: GatewayTerms) -> None:
 
 
 async def _recover_session(terms: GatewayTerms, row: SessionRow) -> None:
-    left = await _look_back(terms, row)
-    if row.state == "WAITING_FOR_APPROVAL" and await _waits(terms, left):
+    left = await _load_left_session(terms, row)
+    if row.state == "WAITING_FOR_APPROVAL" and await _is_waiting(terms, left):
         return
-    lease = await take_lease(terms.app.patient(), terms.app.clock, terms.worker, SessionId(row.session), 0)
+    lease = await acquire_lease(terms.app.patient(), terms.app.clock, terms.worker, SessionId(row.session), 0)
     if lease is not None:
         with suppress(LeaseLost):
             await _settle_left(terms, lease, left)
 
 
-async def _waits(terms: GatewayTerms, left: _LeftSession) -> bool:
+async def _is_waiting(terms: GatewayTerms, left: _OrphanedSession) -> bool:
     """Whether nothing has happened yet that the session waits for."""
     flights = [f"{flight}/unknown" for flight in left.state.in_flight]
     rows = [await terms.guard.decision(each) for each in flights or left.questions]
@@ -485,13 +487,13 @@ async def _waits(terms: GatewayTerms, left: _LeftSession) -> bool:
     return any(row is not None and now < row.expires_at for row in rows)
 
 
-async def _settle_left(terms: GatewayTerms, lease: Lease, left: _LeftSession) -> None:
+async def _settle_left(terms: GatewayTerms, lease: Lease, left: _OrphanedSession) -> None:
     store, row = terms.app.patient(), left.row
     key = f"{row.session}/{lease.generation}/left"
     await store.commit(lifecycle.wake_session(lease, key, "timer", row.inbox_head, recovered=True))
     cleared = [await _clear_flight(terms, lease, flight) for flight in left.state.in_flight.values()]
     open_questions = msgspec.structs.replace(left, state=Session())
-    if not all(cleared) or await _waits(terms, open_questions):
+    if not all(cleared) or await _is_waiting(terms, open_questions):
         parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
         await store.commit(lifecycle.park_session(lease, f"{key}/rest", parked))
         return
@@ -506,8 +508,8 @@ async def _clear_flight(terms: GatewayTerms, lease: Lease, flight: InFlight) -> 
     if flight.effect == "read" or not flight.is_call:
         await guard.ledger.settle_in_doubt(lease, [flight])
         return True
-    answer = await guard.recover(lease, terms.agent.standing(lease.session), flight, b"", {})
-    if not isinstance(answer, NeedsPerson):
+    answer = await guard.recover(lease, terms.agent.make_context(lease.session), flight, b"", {})
+    if not isinstance(answer, ApprovalRequired):
         return True
     row = await guard.decision(answer.decision)
     if row is None or (not row.verdict and terms.app.clock.now() < row.expires_at):

@@ -45,7 +45,7 @@ def knows_tasks(context: Context) -> bool:
     return speaks_modern(context) and TASKS_EXTENSION in (extensions or {})
 
 
-def demand_tasks(context: Context) -> None:
+def require_tasks(context: Context) -> None:
     """Refuse what is about tasks to a client that does not say, each time, that it knows them."""
     if not knows_tasks(context):
         needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}

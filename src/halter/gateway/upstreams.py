@@ -112,37 +112,37 @@ def _lower(first: Cap | None, second: Cap) -> Cap:
 class Upstreams:
     """The servers of one client's session, and what they offer by now."""
 
-    def __init__(self, app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Callable[[str], None]) -> None:
+    def __init__(self, app: Runtime, owner: GatewayAgent, terms: McpTerms, report: Callable[[str], None]) -> None:
         self.tools: dict[str, Tool] = {}
         self.calls: dict[str, ClientCall] = {}
         """The calls under way, by their ids at the guard; the newest last."""
-        self.heard: Callable[[News], None] = _hear_nothing
+        self.on_news: Callable[[News], None] = _ignore_news
         self.ask_model: AskModel | None = None
         self._app = app
         self._owner = owner
-        self._tell = tell
-        self._told: set[str] = set()
+        self._report = report
+        self._reported: set[str] = set()
         self._servers = {each.name: McpServer(each, terms, self) for each in owner.servers}
         self._resources: dict[str, str] = {}
-        self._followed: Counter[str] = Counter()
+        self._subscriptions: Counter[str] = Counter()
         self.log_level: LoggingLevel | None = None
-        self._held: frozenset[str] = frozenset()
+        self._hidden: frozenset[str] = frozenset()
         self._stale = True
         self._loading = asyncio.Lock()
         self._standing: SessionContext | None = None
 
-    def standing(self, session: str) -> SessionContext:
+    def make_context(self, session: str) -> SessionContext:
         """The policy's terms of the session, with what is held by now."""
         known = self._standing
-        if known is None or known.quarantined != self._held:
-            known = msgspec.structs.replace(self._owner.agent.standing(session), quarantined=self._held)
+        if known is None or known.quarantined != self._hidden:
+            known = msgspec.structs.replace(self._owner.agent.make_context(session), quarantined=self._hidden)
             self._standing = known
         return known
 
     async def refresh(self) -> None:
         """Look at what the servers offer, again after they announced something, and while a person has to agree."""
         async with self._loading:
-            if self._stale or self._held:
+            if self._stale or self._hidden:
                 await self._load()
 
     async def _load(self) -> None:
@@ -153,11 +153,11 @@ class Upstreams:
         policy = self._owner.agent.policy
         self._check_rules(tools.values())
         before, first = self._list_names(), not self.tools
-        self._held = await settle_pins(self._app, policy.name, [*self._servers], real)
+        self._hidden = await settle_pins(self._app, policy.name, [*self._servers], real)
         self.tools.clear()
         self.tools.update(tools)
         if not first and self._list_names() != before:
-            self.heard("tools")
+            self.on_news("tools")
 
     def _list_names(self) -> list[str]:
         return [each["name"] for each in self.list_tools()]
@@ -174,27 +174,27 @@ class Upstreams:
             offer = await server.offer()
             capable = await server.capabilities()
         except Failed as failure:
-            self._tell_once(f"The server {server.name} is left out. {failure}")
+            self._report_once(f"The server {server.name} is left out. {failure}")
             return [
                 tool for tool in self.tools.values() if isinstance(tool, GatedTool) and tool.spec.server == server.name
             ]
         for sentence in offer.left_out:
-            self._tell_once(sentence)
+            self._report_once(sentence)
         timeout = self._owner.spec.timeout
         kinds = [kind for kind, has in ((RESOURCE, capable.resources), (PROMPT, capable.prompts)) if has is not None]
         readers = [ReadingTool(server, kind, self.calls, timeout) for kind in kinds]
-        return [*readers, *(tool for tool in map(self._gated, offer.tools) if tool is not None)]
+        return [*readers, *(tool for tool in map(self._gate_tool, offer.tools) if tool is not None)]
 
-    def _gated(self, tool: McpTool) -> GatedTool | None:
+    def _gate_tool(self, tool: McpTool) -> GatedTool | None:
         if not _can_be_listed(tool.entry):
-            self._tell_once(f"The tool {tool.spec.name} is left out: no client could read its entry.")
+            self._report_once(f"The tool {tool.spec.name} is left out: no client could read its entry.")
             return None
         return GatedTool(tool, self.calls, self._owner.spec.prices.get(tool.spec.name) or 0)
 
-    def _tell_once(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self._tell(sentence)
+    def _report_once(self, sentence: str) -> None:
+        if sentence not in self._reported:
+            self._reported.add(sentence)
+            self._report(sentence)
 
     def list_tools(self) -> list[dict[str, Any]]:
         """The tools that the policy grants, as their servers describe them, under their full names."""
@@ -204,7 +204,7 @@ class Upstreams:
             for name, tool in sorted(self.tools.items())
             if isinstance(tool, GatedTool)
             and name not in policy.disabled
-            and name not in self._held
+            and name not in self._hidden
             and policy.phases[0].grants_tool(name)
         ]
 
@@ -227,19 +227,19 @@ class Upstreams:
 
     def announce(self, server: str, news: ServerNotification) -> None:
         match news:
-            case ResourceUpdatedNotification(params=changed) if self._followed:
-                self.heard(ResourceNews(str(changed.uri)))
+            case ResourceUpdatedNotification(params=changed) if self._subscriptions:
+                self.on_news(ResourceNews(str(changed.uri)))
             case LoggingMessageNotification(params=said):
-                self.heard(LogNews(server, said.level, said.logger or "", said.data))
+                self.on_news(LogNews(server, said.level, said.logger or "", said.data))
             case _:
-                self._hear_list(news)
+                self._on_list_changed(news)
 
-    def _hear_list(self, news: ServerNotification) -> None:
+    def _on_list_changed(self, news: ServerNotification) -> None:
         kind = _NEWS.get(type(news))
         if kind == "tools":
             self._stale = True
         if kind is not None:
-            self.heard(kind)
+            self.on_news(kind)
 
     async def set_log_level(self, level: LoggingLevel) -> None:
         """Have servers of the elder protocol log from a level on; the newer ones are told with each call."""
@@ -253,16 +253,16 @@ class Upstreams:
     async def follow_resource(self, uri: str) -> None:
         """Have a resource's server say when it changes. Raises Failed where the client may not read it."""
         server = await self._find_follower(uri)
-        self._followed[uri] += 1
-        if self._followed[uri] == 1:
+        self._subscriptions[uri] += 1
+        if self._subscriptions[uri] == 1:
             await server.follow_resource(uri)
 
     async def unfollow_resource(self, uri: str) -> None:
-        if uri not in self._followed:
+        if uri not in self._subscriptions:
             return
-        self._followed[uri] -= 1
-        if self._followed[uri] <= 0:
-            del self._followed[uri]
+        self._subscriptions[uri] -= 1
+        if self._subscriptions[uri] <= 0:
+            del self._subscriptions[uri]
             await (await self._find_follower(uri)).unfollow_resource(uri)
 
     async def _find_follower(self, uri: str) -> McpServer:
@@ -319,7 +319,7 @@ class Upstreams:
             await self.list_templates()
         if uri in self._resources:
             return self._resources[uri]
-        fitting = (name for known, name in self._resources.items() if _fits(known, uri))
+        fitting = (name for known, name in self._resources.items() if _matches_template(known, uri))
         return next(fitting, having[0] if len(having) == 1 else "")
 
     def _having(self, what: Literal["resources", "prompts"]) -> Iterator[McpServer]:
@@ -341,14 +341,14 @@ class Upstreams:
                 if not cursor:
                     break
         except Failed as failure:
-            self._tell_once(f"The server {server.name} does not say all that it has: {failure}")
+            self._report_once(f"The server {server.name} does not say all that it has: {failure}")
         return pages
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
 
-def _hear_nothing(_: News) -> None: ...
+def _ignore_news(_: News) -> None: ...
 
 
 def _can_be_listed(entry: Mapping[str, Any]) -> bool:
@@ -363,7 +363,7 @@ def _dump(item: Any) -> dict[str, Any]:
     return item.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
-def _fits(template: str, uri: str) -> bool:
+def _matches_template(template: str, uri: str) -> bool:
     """Whether an address could be one of a template's: it begins as the template does."""
     begin, brace, _ = template.partition("{")
     return bool(brace and begin) and uri.startswith(begin)

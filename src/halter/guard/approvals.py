@@ -278,7 +278,7 @@ def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: 
         case SameArguments(expected):
             return sha256(arguments.canonical).hexdigest() == expected
         case EachArgument(conditions):
-            return _all_conditions_match(conditions, arguments.canonical)
+            return _match_all(conditions, arguments.canonical)
         case LegacyWords() | LegacyFolder() | LegacyHost():
             return _matches_legacy_rule(rule.matcher, arguments.canonical)
         case UnreadableRule():
@@ -305,7 +305,7 @@ def _top_key(path: str) -> str:
     return path.split(".", 1)[0].split("[", 1)[0]
 
 
-def _all_conditions_match(conditions: tuple[Condition, ...], canonical: bytes) -> bool:
+def _match_all(conditions: tuple[Condition, ...], canonical: bytes) -> bool:
     values = _decode_arguments(canonical)
     wanted = {condition.key: condition for condition in conditions}
     if values is None or values.keys() != wanted.keys() or len(wanted) != len(conditions):
@@ -396,12 +396,12 @@ class PendingDecision(msgspec.Struct, frozen=True):
         return inbox_stream(self.session) if self.session else FLEET
 
     @property
-    def shown(self) -> str:
+    def display_text(self) -> str:
         if self.about == "proposal" and self.body is None:
             return self._proposal()
         if self.about not in {"schedule", "changed_server"}:
             return from_body(self.body or b"")
-        meant = self.planned() if self.about == "schedule" else self.server_change()
+        meant = self.proposed_trigger() if self.about == "schedule" else self.server_change()
         return "(erased)" if meant is None else meant.shown
 
     def _proposal(self) -> str:
@@ -411,7 +411,7 @@ class PendingDecision(msgspec.Struct, frozen=True):
         case = f"{self.kind}: " if self.kind else ""
         return f"{self.agent} proposes a {self.name}: {case}{from_body(self.proposed)}"
 
-    def planned(self) -> PlannedTrigger | None:
+    def proposed_trigger(self) -> PlannedTrigger | None:
         """The proposed trigger; None if the body is not the one that the digest names."""
         if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
@@ -474,12 +474,12 @@ def make_server_question(agent: str, change: ServerChange, expires_in: int) -> Q
 def withdraw_question(decision: str, why: str) -> Write:
     """Withdraw a question that no session asked; an answered one stays answered."""
 
-    def decided(rows: Rows) -> Sequence[Draft]:
+    def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, decision)
         waits = row is not None and not row.verdict and not row.session
         return [Draft(ev.DecisionWithdrawn(decision=decision, why=why))] if waits else []
 
-    return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, decision)])
+    return Write(FLEET, f"withdrawn/{decision}", decide, [(DecisionRow, decision)])
 
 
 def ask_question(question: Question, lease: Lease | None = None) -> Write:
@@ -533,63 +533,65 @@ class DecisionEffects(msgspec.Struct, frozen=True):
 NO_EFFECTS: Final = DecisionEffects()
 
 
-def answer_decision(asked: PendingDecision, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
+def answer_decision(decision: PendingDecision, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
     return _write_answer(
-        asked, _make_decision_event(asked, verdict, by, reason), key, _find_effects(asked, verdict, by, reason)
+        decision, _make_decision_event(decision, verdict, by, reason), key, _find_effects(decision, verdict, by, reason)
     )
 
 
-def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
-    if asked.about == "proposal":
-        return _decide_proposal(asked, verdict, by, reason)
-    if verdict == "approve" and asked.about == "changed_tool":
-        pinned = ev.ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
-        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, asked.agent, asked.name)])
-    if verdict == "approve" and asked.about == "changed_server":
-        return _pin_server(asked, by)
-    if verdict == "approve" and asked.about == "schedule":
-        return _make_trigger(asked, by)
+def _find_effects(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
+    if decision.about == "proposal":
+        return _decide_proposal(decision, verdict, by, reason)
+    if verdict == "approve" and decision.about == "changed_tool":
+        pinned = ev.ToolPinned(agent=decision.agent, tool=decision.name, digest=decision.digest, by=by)
+        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, decision.agent, decision.name)])
+    if verdict == "approve" and decision.about == "changed_server":
+        return _pin_server(decision, by)
+    if verdict == "approve" and decision.about == "schedule":
+        return _make_trigger(decision, by)
     return NO_EFFECTS
 
 
-def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
+def _pin_server(decision: PendingDecision, by: str) -> DecisionEffects:
     """Pin exactly the tools that were shown."""
-    change = asked.server_change()
+    change = decision.server_change()
     if change is None:
         return DecisionEffects(lambda _: None)
-    events = [ev.ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
+    events = [ev.ToolPinned(agent=decision.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
     drafts = [Draft(event) for event in events]
-    return DecisionEffects(lambda _: drafts, [(PinRow, asked.agent, pin.tool) for pin in change.pins])
+    return DecisionEffects(lambda _: drafts, [(PinRow, decision.agent, pin.tool) for pin in change.pins])
 
 
-def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
+def _make_trigger(decision: PendingDecision, by: str) -> DecisionEffects:
     """Create exactly the trigger that was shown, unless one of that name exists by now."""
-    planned = asked.planned()
+    planned = decision.proposed_trigger()
     if planned is None:
         return DecisionEffects(lambda _: None)
-    event = ev.TriggerMade(trigger=planned.trigger, agent=asked.agent, type=planned.type, by=by, digest=planned.digest)
+    event = ev.TriggerMade(
+        trigger=planned.trigger, agent=decision.agent, type=planned.type, by=by, digest=planned.digest
+    )
     stream = trigger_stream(planned.trigger)
 
-    def made(rows: Rows) -> Sequence[Draft] | None:
+    def decide(rows: Rows) -> Sequence[Draft] | None:
         row = rows.get(TriggerRow, planned.trigger)
         if row is not None and row.made_seq and row.ended_at is None:
             return None
         return [Draft(event, bytes(planned.made), stream=stream)]
 
-    return DecisionEffects(made, rows_of_event(event), (stream,))
+    return DecisionEffects(decide, rows_of_event(event), (stream,))
 
 
-def _decide_proposal(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
-    about = msgspec.convert(asked.name, type=ProposalKind)
+def _decide_proposal(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
+    about = msgspec.convert(decision.name, type=ProposalKind)
     status = "kept" if verdict == "approve" else "dismissed"
-    event = ev.ProposalDecided(proposal=asked.subject, about=about, status=status, by=by, reason=reason)
+    event = ev.ProposalDecided(proposal=decision.subject, about=about, status=status, by=by, reason=reason)
     return DecisionEffects(lambda _: [Draft(event)], rows_of_event(event))
 
 
-def approve_edited(asked: PendingDecision, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
-    digest = digest_edit(asked.digest, sha256(arguments).hexdigest())
-    made = msgspec.structs.replace(_make_decision_event(asked, "edit", by, reason), digest=digest)
-    return _write_answer(asked, made, key, body=arguments)
+def approve_edited(decision: PendingDecision, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
+    digest = digest_edit(decision.digest, sha256(arguments).hexdigest())
+    made_event = msgspec.structs.replace(_make_decision_event(decision, "edit", by, reason), digest=digest)
+    return _write_answer(decision, made_event, key, body=arguments)
 
 
 class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
@@ -600,14 +602,14 @@ class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int
 
 
-def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str, reason: str = "") -> Write:
+def approve_always(decision: PendingDecision, rule: RuleWording, by: str, key: str, reason: str = "") -> Write:
     """Approve, and approve all matching calls for a while."""
-    owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
+    owner = {"session": decision.session, "agent": decision.agent, "fleet": ""}[rule.scope]
 
-    def made(rows: Rows) -> Sequence[Draft]:
+    def decide(rows: Rows) -> Sequence[Draft]:
         event = ev.RuleMade(
             rule=rule.id,
-            tool=asked.name,
+            tool=decision.name,
             scope=rule.scope,
             owner=owner,
             matcher=encode_matcher(rule.matcher),
@@ -618,30 +620,38 @@ def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str,
         return [Draft(event)]
 
     return _write_answer(
-        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(made, [(RuleRow, rule.id)])
+        decision,
+        _make_decision_event(decision, "approve", by, reason),
+        key,
+        DecisionEffects(decide, [(RuleRow, rule.id)]),
     )
 
 
 def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
 
-    def decided(rows: Rows) -> Sequence[Draft]:
+    def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(RuleRow, rule)
         ends = row is not None and row.live(rows.now) and may_decide(by)
         return [Draft(ev.RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
 
-    return Write(FLEET, key, decided, [(RuleRow, rule)])
+    return Write(FLEET, key, decide, [(RuleRow, rule)])
 
 
-def raise_cap(asked: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
+def raise_cap(
+    decision: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = ""
+) -> Write:
     """Approve a session that reached its cap: the cap is raised, and the session continues in place."""
     change = change_cap(account, cap, by, key, reason)
     return _write_answer(
-        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(change.decide, change.reads)
+        decision,
+        _make_decision_event(decision, "approve", by, reason),
+        key,
+        DecisionEffects(change.decide, change.reads),
     )
 
 
-def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> ev.DecisionMade:
-    return ev.DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
+def _make_decision_event(decision: PendingDecision, verdict: Verdict, by: str, reason: str) -> ev.DecisionMade:
+    return ev.DecisionMade(decision=decision.decision, verdict=verdict, by=by, digest=decision.digest, reason=reason)
 
 
 def _add_person(made: ev.DecisionMade, row: DecisionRow, *, plain: bool) -> Sequence[Draft]:
@@ -656,7 +666,7 @@ def _add_person(made: ev.DecisionMade, row: DecisionRow, *, plain: bool) -> Sequ
 
 
 def _write_answer(
-    asked: PendingDecision,
+    decision: PendingDecision,
     made: ev.DecisionMade,
     key: str,
     then: DecisionEffects = NO_EFFECTS,
@@ -664,9 +674,9 @@ def _write_answer(
 ) -> Write:
     """Answer once, before expiry, exactly what was asked; from an agent, or too late, nothing is written."""
 
-    def judged(rows: Rows) -> Sequence[Draft]:
-        row = rows.get(DecisionRow, asked.decision)
-        if row is None or row.verdict or rows.now >= row.expires_at or row.digest != asked.digest:
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(DecisionRow, decision.decision)
+        if row is None or row.verdict or rows.now >= row.expires_at or row.digest != decision.digest:
             return []
         if not may_decide(made.by):
             return []
@@ -677,5 +687,5 @@ def _write_answer(
             return []
         return [Draft(made, body), *(draft if draft.stream else replace(draft, stream=FLEET) for draft in more)]
 
-    reads = [(DecisionRow, asked.decision), *then.reads]
-    return Write(asked.stream, key, judged, reads, others=(FLEET, *then.others))
+    reads = [(DecisionRow, decision.decision), *then.reads]
+    return Write(decision.stream, key, decide, reads, others=(FLEET, *then.others))

@@ -63,12 +63,12 @@ class SessionBrake:
     """
 
     __slots__ = (
+        "_called_tools",
         "_declarations",
-        "_kept",
+        "_pending",
         "_policy",
         "_provenance",
         "_specs",
-        "_started",
         "clean",
         "locked",
         "mode",
@@ -85,8 +85,8 @@ class SessionBrake:
         self._policy = policy
         self._specs = specs
         self._declarations: Declarations = {} if known is None else known
-        self._kept: list[tuple[Callable[..., None], *tuple[Any, ...]]] = []
-        self._started: dict[str, None] | None = None
+        self._pending: list[tuple[Callable[..., None], *tuple[Any, ...]]] = []
+        self._called_tools: dict[str, None] | None = None
         self.task = ""
 
     def declaration(self, tool: str) -> Declaration:
@@ -98,29 +98,29 @@ class SessionBrake:
             found = self._declarations[tool] = self._policy.declaration(spec)
         return found
 
-    def hear(self, part: Text) -> None:
+    def add_text(self, part: Text) -> None:
         """A text reached the prompt."""
         if part.trusted and not part.reason:
             self.task = part.text
         source = _name_source(part.origin, part.source, part.trusted)
         taints = not part.trusted and bool(part.text.strip())
-        self._fold(Provenance.hear, part.text, source, taints=taints)
+        self._fold(Provenance.add_text, part.text, source, taints=taints)
 
     def trust(self, text: str, name: str) -> None:
         """The agent's files, or what a person kept, say this."""
         if text:
-            self._fold(Provenance.hear, text, Source("config", name, trusted=True), taints=False)
+            self._fold(Provenance.add_text, text, Source("config", name, trusted=True), taints=False)
 
-    def hear_descriptions(self) -> None:
+    def add_descriptions(self) -> None:
         """Every prompt has the names, the descriptions and the schemas of tools, and a server writes its own."""
         for spec in self._specs.values():
             if spec.server:
                 about, source = f"{spec.name}: {spec.description}", f"the description of {spec.name}"
-                self.hear(Text(about, "tool", trusted=False, source=source))
+                self.add_text(Text(about, "tool", trusted=False, source=source))
 
-    def hear_erased(self) -> None:
+    def mark_erased(self) -> None:
         """A text is erased, or was never seen here; who wrote it is unknown."""
-        self._fold(Provenance.hear_erased, Source("document"), taints=True)
+        self._fold(Provenance.mark_erased, Source("document"), taints=True)
 
     def observe(self, call: ToolCall, result: ToolResult) -> None:
         """A result reached the prompt; a refusal is in the guard's own words."""
@@ -130,7 +130,7 @@ class SessionBrake:
         reads_own = declaration.reads in ("nothing", "trusted")
         if result.outcome != "ok" and reads_own and (declaration.reach != "none" or declaration.reads == "trusted"):
             # Why it failed is said by the place that it reached, or by one on the way.
-            self.hear(Text(result.text, "tool", trusted=False, source=call.tool))
+            self.add_text(Text(result.text, "tool", trusted=False, source=call.tool))
             return
         arguments = _read_arguments(call.arguments)
         if self.clean:
@@ -160,9 +160,9 @@ class SessionBrake:
                         self._recall_call(calls.get(part.id) or ToolCall(part.id, part.tool, ""), part)
                     case Text() if message.role == "assistant":
                         if foreign:
-                            self.hear(msgspec.structs.replace(part, trusted=False))
+                            self.add_text(msgspec.structs.replace(part, trusted=False))
                     case Text() if not part.reason or not part.trusted:
-                        self.hear(part)
+                        self.add_text(part)
                     case Text():
                         pass
 
@@ -172,14 +172,14 @@ class SessionBrake:
             self._fold(_act, call.tool, declaration, to_body(call.arguments), False, taints=False)  # noqa: FBT003
         self.observe(call, result)
 
-    def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
+    def apply(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
         """Fold a call of the model that was let through, or refused; without a body, its arguments are erased."""
         if not isinstance(event, CallStarted):
             denied = event.outcome == "approval_denied" and event.decision and event.flaws
             self.locked = self.locked or bool(denied and self._policy.locks)
-        elif self._started is None or event.call not in self._started:
-            self._started = self._started or {}
-            self._started[event.call] = None
+        elif self._called_tools is None or event.call not in self._called_tools:
+            self._called_tools = self._called_tools or {}
+            self._called_tools[event.call] = None
             if body is None:
                 self._fold(Provenance.act_erased, event.tool, taints=False)
                 return
@@ -216,11 +216,11 @@ class SessionBrake:
         if not self.clean:
             step(self._provenance, *said)
             return
-        self._kept.append((step, *said))
+        self._pending.append((step, *said))
         if taints:
             # Only now: a session that waits for its first answer needs none.
             seen = self._provenance = Provenance()
-            kept, self._kept, self.clean = self._kept, [], False
+            kept, self._pending, self.clean = self._pending, [], False
             for each, *known in kept:
                 each(seen, *known)
 
@@ -274,13 +274,13 @@ def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], brake: SessionBr
         lines.append(f"- {_name_argument(flaw.argument) or tool}{value}: {_WHY[flaw.reason]}.")
         if flaw.quote:
             where = f"{flaw.source}{brake.describe_writers(flaw.source)}"
-            lines.append(f"  It stands in {where}: “{_quote(flaw.quote)}”")
+            lines.append(f"  It stands in {where}: “{_quote_line(flaw.quote)}”")
     if brake.task.strip():
         lines.append(f"The task said: “{shorten(' '.join(brake.task.split()), LONGEST_TASK)}”")
     return "\n".join(lines)
 
 
-def _quote(line: str) -> str:
+def _quote_line(line: str) -> str:
     """A line of others within quotes that it cannot end, without marks that turn or hide letters."""
     return to_one_line(shorten(line, LONGEST_VALUE)).replace("“", "'").replace("”", "'")
 

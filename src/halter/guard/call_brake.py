@@ -25,16 +25,16 @@ class CallBrake:
     def __init__(self, brake: SessionBrake) -> None:
         self.brake = brake
         self._calls: dict[str, ToolCall] = {}
-        self._one_act = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    def hear(self, task: str) -> None:
+    def add_task(self, task: str) -> None:
         """A person, or the program that speaks for them, said what is to be done."""
         if task:
-            self.brake.hear(Text(task, "person"))
+            self.brake.add_text(Text(task, "person"))
 
     def order(self, tool: str) -> AbstractAsyncContextManager[None]:
         """Held while a call is judged and made, where each act counts when the next one is judged."""
-        return self._one_act if self.brake.keeps_order(tool) else nullcontext()
+        return self._lock if self.brake.keeps_order(tool) else nullcontext()
 
     def observe(self, call: Call, answer: Answer) -> None:
         """A call was answered; its own program, or its model, now knows what it returned."""
@@ -47,7 +47,7 @@ class CallBrake:
         match stored.event:
             case ev.CallStarted() | ev.CallRefused() as decided:
                 self._calls[decided.call] = ToolCall(decided.call, decided.tool, "" if erased else from_body(body))
-                self.brake.take_in(decided, None if erased else body)
+                self.brake.apply(decided, None if erased else body)
             case ev.CallSettled() as settled:
                 call = self._calls.pop(settled.call, None)
                 if call is None:

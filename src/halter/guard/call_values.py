@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.guard.records import FIGURES, PLAIN, Leaf, list_leaves, plain_path
+from halter.guard.records import FIGURES, PLAIN, Leaf, list_leaves, normalise_path
 from halter.guard.trusted_text import normalise_link, normalise_number, normalise_value
 
 PLACES: Final = ("destination", "target")
@@ -85,7 +85,7 @@ def find_use(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
     use = uses.get(leaf.field)
     if use is None or "." in leaf.path:
         top = top_argument(leaf.path)
-        use = uses.get(plain_path(leaf.path)) or uses.get(top) or use
+        use = uses.get(normalise_path(leaf.path)) or uses.get(top) or use
         if "." in leaf.path and f"arguments.{top}" in declaration.guessed:
             # The name of an object says less than the name of its field.
             inner = guess_use(leaf.field)
@@ -130,5 +130,5 @@ def iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iter
         paths = (leaf.path for leaf in list_leaves(cast("Any", value), name, name))
         keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
         for path, key in sorted(keys):
-            if key and plain_path(path) not in declaration.arguments and not is_usual_field(key):
+            if key and normalise_path(path) not in declaration.arguments and not is_usual_field(key):
                 yield Leaf(name, path, key)

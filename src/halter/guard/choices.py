@@ -30,7 +30,7 @@ _LEAST_RIGHTS: Final = word_set("guest no none only own private r read reader re
 HasWord = Callable[[str], bool]
 
 
-def raises(field: str, value: Any, has_word: HasWord, *, final: bool) -> bool:
+def raises_choice(field: str, value: Any, has_word: HasWord, *, final: bool) -> bool:
     """Whether a choice gives more than the task's words do: a right to write, something made public, a whole folder.
 
     For what is final, every switch that is on must be said.

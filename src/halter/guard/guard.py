@@ -9,11 +9,11 @@ from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
-from halter.guard.halts import HaltWatch, Stopped
+from halter.guard.halts import EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, StreamMask
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, CallInDoubt, NeedsPerson, Recovery, Simulator, ToolDoor
+from halter.guard.tool_door import Answer, ApprovalRequired, CallInDoubt, Recovery, Simulator, ToolDoor
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
@@ -36,11 +36,11 @@ class GuardRuntime:
     ) -> None:
         self.ledger = Ledger(store, clock)
         self._clock = clock
-        self.redacted = redact
+        self.redact = redact
         self._halts = halts = HaltWatch(store, clock)
         models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         simulator = Simulator(models, clock, simulates)
-        self._door = door = ToolDoor(
+        self._tool_door = door = ToolDoor(
             store,
             clock,
             self.ledger,
@@ -55,36 +55,36 @@ class GuardRuntime:
         self.call = door.call
         self.admit = door.admit
         self.settle = door.settle
-        self.look = door.look
+        self.call_read_only = door.call_read_only
         self.refuse = door.refuse
         self.decision = door.decision
-        self.halted = door.halted
-        self.request = models.guarded_request
-        self.paid_beside = simulator.paid
+        self.find_halt = door.find_halt
+        self.request = models.request
+        self.unattributed_cost = simulator.costs
 
-    def show_in(self, pulse: LivenessWriter) -> None:
-        self._halts.pulse = pulse
+    def show_in(self, liveness: LivenessWriter) -> None:
+        self._halts.liveness = liveness
 
-    async def pause(self, standing: SessionContext, duration: int) -> bool:
+    async def pause(self, context: SessionContext, duration: int) -> bool:
         """Sleep; return whether a halt ended it early."""
         try:
-            await self._halts.run(self._clock.sleep(duration), standing.scopes, duration + MINUTE)
-        except Stopped:
+            await self._halts.run(self._clock.sleep(duration), context.scopes, duration + MINUTE)
+        except EffectStopped:
             return True
         return False
 
-    async def near_budget(self, standing: SessionContext) -> bool:
+    async def is_near_budget(self, context: SessionContext) -> bool:
         """Whether the session, its trigger, its agent or the fleet is near a cap."""
-        return await self.ledger.near_budget(standing.find_caps)
+        return await self.ledger.is_near_budget(context.find_caps)
 
     async def recover(
-        self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
-    ) -> Answer | NeedsPerson:
+        self, lease: Lease, context: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
+    ) -> Answer | ApprovalRequired:
         """Settle what a crash left in doubt, or ask a person; `arguments` are those of its intent."""
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
-        act = self._door.act(standing, tool, valid if isinstance(valid, Valid) else None)
-        return await self._recovery.resolve(lease, CallInDoubt(flight, act))
+        execution = self._tool_door.make_execution(context, tool, valid if isinstance(valid, Valid) else None)
+        return await self._recovery.resolve(lease, CallInDoubt(flight, execution))
 
     async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
-        return await self._recovery.said(lease, flight, happened=happened)
+        return await self._recovery.settle_by_person(lease, flight, happened=happened)

@@ -70,7 +70,7 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
     return Write(FLEET, key, decide, [(HaltRow, scope)])
 
 
-class Stopped(Exception):
+class EffectStopped(Exception):
     """A halt or its deadline stopped an effect. Never leaves the doors.
 
     `left` is what the effect ended with all the same: a value, or an exception.
@@ -79,7 +79,7 @@ class Stopped(Exception):
     def __init__(self, outcome: Outcome, sentence: str, left: object) -> None:
         super().__init__(sentence)
         self.outcome: Outcome = outcome
-        self.left = left
+        self.leftover = left
 
 
 class CancelledEffect(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class CancelledEffect(msgspec.Struct, frozen=True):
     Cancelled `twice`, the effect could not finish stopping, so its outcome is unknown.
     """
 
-    left: object = None
+    leftover: object = None
     twice: bool = False
 
 
@@ -110,9 +110,9 @@ class WatchedEffect(msgspec.Struct, eq=False):
     name: str
     before: int
     mark: object | None
-    left: object = None
+    leftover: object = None
     halted: str = ""
-    late: bool = False
+    timed_out: bool = False
 
     def end(self, error: BaseException | None = None) -> None:
         """Watch no longer, after what the effect raised, if it did.
@@ -121,7 +121,7 @@ class WatchedEffect(msgspec.Struct, eq=False):
         """
         del self.watch.flights[self]
         if self.mark is not None:
-            self.watch.pulse.end_call(self.mark)
+            self.watch.liveness.end_call(self.mark)
         stops = self.task.cancelling() - self.before
         if error is None and not stops:
             return
@@ -129,11 +129,11 @@ class WatchedEffect(msgspec.Struct, eq=False):
         # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
         if not (stops or cancelled) or not (error is None or cancelled or isinstance(error, Exception)):
             return
-        left = self.left if error is None else error
-        if (self.halted or self.late) and self.task.uncancel() == self.before:
+        left = self.leftover if error is None else error
+        if (self.halted or self.timed_out) and self.task.uncancel() == self.before:
             if self.halted:
-                raise Stopped("external_halt", f"{self.halted} was halted.", left)
-            raise Stopped("timeout", f"TimeoutError: {self.name} took longer than it may", left)
+                raise EffectStopped("external_halt", f"{self.halted} was halted.", left)
+            raise EffectStopped("timeout", f"TimeoutError: {self.name} took longer than it may", left)
         # No subclass of it: `asyncio.timeout` around a session knows only the class itself.
         raise asyncio.CancelledError(CancelledEffect(left, stops > 1))
 
@@ -148,7 +148,7 @@ class HaltWatch:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self.pulse = LivenessWriter()
+        self.liveness = LivenessWriter()
         self.flights: dict[WatchedEffect, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -158,20 +158,20 @@ class HaltWatch:
 
     async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
         """Run an effect until it is done, late or halted."""
-        flight = self.over(scopes, allowed, name)
+        flight = self.watch(scopes, allowed, name)
         try:
-            done = flight.left = await effect
+            done = flight.leftover = await effect
         except BaseException as error:
             flight.end(error)
             raise
         flight.end()
         return done
 
-    def over(self, scopes: tuple[str, ...], allowed: int, name: str = "") -> WatchedEffect:
+    def watch(self, scopes: tuple[str, ...], allowed: int, name: str = "") -> WatchedEffect:
         """Watch over an effect of the current task, which must tell its end."""
         loop = asyncio.get_running_loop()
         task: Any = asyncio.current_task(loop)
-        deadline, mark = loop.time() + allowed / SECOND, self.pulse.begin_call(name, allowed)
+        deadline, mark = loop.time() + allowed / SECOND, self.liveness.begin_call(name, allowed)
         flight = WatchedEffect(self, task, scopes, deadline, name, task.cancelling(), mark)
         self.flights[flight] = None
         if self._timer is None or deadline < self._next or self._loop is not loop:
@@ -186,9 +186,9 @@ class HaltWatch:
             self._poll_at = loop.time() + HALT_POLL_INTERVAL / SECOND
         self._loop = loop
         self._next = min(deadline, self._poll_at)
-        self._timer = loop.call_at(self._next, self._look, loop)
+        self._timer = loop.call_at(self._next, self._check, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         if not self.flights:
             self._timer = None
@@ -215,10 +215,10 @@ class HaltWatch:
         Of effects inside of each other the innermost is stopped first, and the next one when that has ended: told twice
         to stop, an effect may not finish stopping.
         """
-        stopping = {flight.task for flight in self.flights if flight.late or flight.halted}
+        stopping = {flight.task for flight in self.flights if flight.timed_out or flight.halted}
         for flight in reversed(list(flights)):
             if flight.task not in stopping:
-                flight.halted, flight.late = flights[flight], not flights[flight]
+                flight.halted, flight.timed_out = flights[flight], not flights[flight]
                 stopping.add(flight.task)
                 flight.task.cancel()
         return stopping
@@ -249,13 +249,13 @@ LONGEST_ERROR: Final = 300
 """Longest error that is kept. Redact before cutting: half a secret is not recognised."""
 
 
-class StillHeld(msgspec.Struct, frozen=True):
+class BudgetBusy(msgspec.Struct, frozen=True):
     """The budget would suffice, but other holds use it; the session waits. Nothing was written."""
 
     id: str
 
 
-class RateUsedUp(msgspec.Struct, frozen=True):
+class RateLimited(msgspec.Struct, frozen=True):
     """The model's rate is used up until the minute ends. This is recorded; nothing is held.
 
     `waited` counts the earlier waits of this attempt.

@@ -25,8 +25,8 @@ from halter.core.money import (
     Cap,
     CapReached,
     Caps,
+    Contended,
     Leg,
-    MustWait,
     format_micros,
     has_past_window,
     reserve,
@@ -151,16 +151,16 @@ def find_spendable_budgets(
         if row.cap_by:
             if not leg.window and leg.scope == f"session:{kept.session}":
                 # A configured cap is lowered where it is configured.
-                row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
+                row = row.with_reserve(kept.usd if leg.unit == "usd" else kept.tokens)
             cap = row.cap
         budgets.append((leg, row))
         if cap is None:
             continue
-        left = cap - row.spent
+        remaining = cap - row.spent
         if leg.unit == "usd":
-            usd = left if usd is None or left < usd else usd
-        elif tokens is None or left < tokens:
-            tokens = left
+            usd = remaining if usd is None or remaining < usd else usd
+        elif tokens is None or remaining < tokens:
+            tokens = remaining
     return budgets, usd, tokens
 
 
@@ -205,7 +205,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     staged: bool = False
 
     @property
-    def only_looks(self) -> bool:
+    def is_pure_read(self) -> bool:
         """Whether it changes nothing, costs nothing, and needs neither a person nor a rate."""
         return self.effect == "read" and not self.legs and self.rate is None and self.approval is None
 
@@ -226,54 +226,58 @@ def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
     return tuple([(HaltRow, scope) for scope in scopes])
 
 
-def list_call_rows(asked: CallRequest) -> list[RowKey]:
+def list_call_rows(request: CallRequest) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [*asked.halts, (AuditRow, asked.call)]
-    if asked.rate is not None:
-        keys += product([RateRow], [asked.agent], [asked.tool], asked.rate.slices(asked.now))
-    if asked.approval is not None:
-        keys.append((DecisionRow, asked.approval.decision))
-        if asked.approval.rule:
-            keys.append((RuleRow, asked.approval.rule))
-    if asked.writes:
-        keys += product([OutputRow], [asked.agent], asked.writes)
-    if asked.legs:
-        keys += rows_of_hold(asked.call, asked.legs)
+    keys: list[RowKey] = [*request.halts, (AuditRow, request.call)]
+    if request.rate is not None:
+        keys += product([RateRow], [request.agent], [request.tool], request.rate.slices(request.now))
+    if request.approval is not None:
+        keys.append((DecisionRow, request.approval.decision))
+        if request.approval.rule:
+            keys.append((RuleRow, request.approval.rule))
+    if request.writes:
+        keys += product([OutputRow], [request.agent], request.writes)
+    if request.legs:
+        keys += rows_of_hold(request.call, request.legs)
     return keys
 
 
-def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
-    halts = rows.find(asked.halts)
-    if any(halts) and (halt := explain_halt(halts, asked.session, rows.now)):
-        return [_make_call_refusal(asked, "external_halt", halt)]
+def judge_call(request: CallRequest, rows: Rows) -> Sequence[Draft]:
+    halts = rows.find(request.halts)
+    if any(halts) and (halt := explain_halt(halts, request.session, rows.now)):
+        return [_make_call_refusal(request, "external_halt", halt)]
     waived: tuple[Outcome, ...] = ()
-    if asked.flaw is not None or asked.rate is not None or asked.untrusted:
-        for refusal in _find_refusals(asked, rows):
-            if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
-                return [_make_call_refusal(asked, *refusal)]
+    if request.flaw is not None or request.rate is not None or request.untrusted:
+        for refusal in _find_refusals(request, rows):
+            if not request.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
+                return [_make_call_refusal(request, *refusal)]
             waived = (*waived, refusal[0])
     held: tuple[Leg, ...] = ()
-    if asked.legs:
-        if has_past_window(asked.legs, rows.now):
+    if request.legs:
+        if has_past_window(request.legs, rows.now):
             return []
-        legs = lower_legs_to_policy(asked.legs, rows)
-        verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), asked.kept)[0])
-        if isinstance(verdict, CapReached) and asked.observe:
+        legs = lower_legs_to_policy(request.legs, rows)
+        verdict = reserve(find_spendable_budgets(legs, rows.find([*map(budget_key, legs)]), request.kept)[0])
+        if isinstance(verdict, CapReached) and request.observe:
             waived = (*waived, "cost_cap_reached")
-            legs = remove_caps(asked.legs)
+            legs = remove_caps(request.legs)
             verdict = reserve([*zip(legs, map(partial(budget_row, rows), legs), strict=True)])
         if isinstance(verdict, CapReached):
-            return _refuse_at_cap(asked, verdict)
-        held = () if isinstance(verdict, MustWait) else verdict.legs
+            return _refuse_at_cap(request, verdict)
+        held = () if isinstance(verdict, Contended) else verdict.legs
     agreed = ("", "")
-    if asked.approval is not None:
-        answer = _check_approval(asked, asked.approval, rows)
+    if request.approval is not None:
+        answer = _check_approval(request, request.approval, rows)
         if answer is None or isinstance(answer, Draft):
             return [] if answer is None else [answer]
         agreed = answer
-    if asked.legs and not held:
+    if request.legs and not held:
         return []
-    return [Draft(_make_call_intent(asked, agreed, held, waived), None if asked.blob else asked.arguments, asked.blob)]
+    return [
+        Draft(
+            _make_call_intent(request, agreed, held, waived), None if request.blob else request.arguments, request.blob
+        )
+    ]
 
 
 def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:
@@ -294,53 +298,55 @@ def compute_ramp_delay(session: str, ramp: int) -> int:
     return int.from_bytes(sha256(session.encode()).digest()[:8]) % ramp
 
 
-def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, str]]:
+def _find_refusals(request: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, str]]:
     """R6: the reasons against the call, the first one first."""
-    if asked.flaw is not None:
-        yield asked.flaw
-    if asked.rate is not None:
-        pieces = asked.rate.slices(asked.now)
-        attempts = sum(row.attempts for number in pieces if (row := rows.get(RateRow, asked.agent, asked.tool, number)))
-        if attempts >= asked.rate.limit:
-            hours = asked.rate.period / HOUR
+    if request.flaw is not None:
+        yield request.flaw
+    if request.rate is not None:
+        pieces = request.rate.slices(request.now)
+        attempts = sum(
+            row.attempts for number in pieces if (row := rows.get(RateRow, request.agent, request.tool, number))
+        )
+        if attempts >= request.rate.limit:
+            hours = request.rate.period / HOUR
             yield (
                 "rate_limited",
-                f"{asked.tool} was tried {attempts} times in {hours:g} h, and the limit is {asked.rate.limit}.",
+                f"{request.tool} was tried {attempts} times in {hours:g} h, and the limit is {request.rate.limit}.",
             )
-    if asked.untrusted:
-        yield ("untrusted", asked.untrusted)
+    if request.untrusted:
+        yield ("untrusted", request.untrusted)
 
 
-def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
+def _check_approval(request: CallRequest, need: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
     """The decision and person that approve the call; or the question, the refusal, or None to wait."""
-    if asked.observe:
+    if request.observe:
         return ("", "")
     row = rows.get(DecisionRow, need.decision)
     rule = rows.get(RuleRow, need.rule) if need.rule else None
     if rule is not None and rule.live(rows.now) and may_decide(rule.by) and not (row and row.verdict):
         return ("", f"{rule.by}, always, by rule {rule.rule}")
     if row is None or not row.asked_at:
-        return Draft(_make_question(asked, need, rows.now), need.shown)
+        return Draft(_make_question(request, need, rows.now), need.shown)
     if row.used_at is not None:
         sentence = f"The approval {row.decision} was used before; it is good for one call."
-        return _make_call_refusal(asked, "approval_denied", sentence)
+        return _make_call_refusal(request, "approval_denied", sentence)
     if not row.verdict:
-        return _make_expiry(asked, row.decision) if rows.now >= row.expires_at else None
+        return _make_expiry(request, row.decision) if rows.now >= row.expires_at else None
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
-        return _make_expiry(asked, row.decision)
+        return _make_expiry(request, row.decision)
     if not may_decide(row.by):
         sentence = f"{row.by or 'The caller'} is not a person: only a person can decide this."
-        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
+        return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
-        return _make_call_refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
+        return _make_call_refusal(request, "approval_denied", f"{row.by} said no.", row.decision, row.by)
     if need.digest != row.digest or row.decided_digest != (
         digest_edit(row.digest, need.edited) if row.verdict == "edit" or need.edited else row.digest
     ):
         sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
-        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
+        return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
     if need.approvers > 1 and not (row.verdict == "approve" and are_two_people(row.first_by, row.by)):
         sentence = f"Two people must agree to this, and only {row.by} did."
-        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
+        return _make_call_refusal(request, "approval_denied", sentence, row.decision, row.by)
     return (row.decision, row.people)
 
 
@@ -348,89 +354,91 @@ def are_two_people(first: str, second: str) -> bool:
     return may_decide(first) and may_decide(second) and not are_one_person(first, second)
 
 
-def digest_edit(asked: str, edited: str) -> str:
+def digest_edit(question: str, edited: str) -> str:
     """Bind edited arguments to the question that they answer."""
-    return sha256(f"halter edit 1 {asked} {edited}".encode()).hexdigest()
+    return sha256(f"halter edit 1 {question} {edited}".encode()).hexdigest()
 
 
-def _refuse_at_cap(asked: CallRequest, verdict: CapReached) -> Sequence[Draft]:
-    event = CostCapReached.refusing(asked.call, asked.tool, verdict)
-    return [Draft(event), _make_call_refusal(asked, "cost_cap_reached", describe_cap_reached(verdict))]
+def _refuse_at_cap(request: CallRequest, verdict: CapReached) -> Sequence[Draft]:
+    event = CostCapReached.refusing(request.call, request.tool, verdict)
+    return [Draft(event), _make_call_refusal(request, "cost_cap_reached", describe_cap_reached(verdict))]
 
 
 def describe_cap_reached(verdict: CapReached) -> str:
     where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
-    left = max(0, verdict.cap - verdict.budget.spent)
+    remaining = max(0, verdict.cap - verdict.budget.spent)
     if verdict.leg.unit == "tokens":
-        return f"It may use {verdict.leg.amount:,} tokens, and {left:,} are left of the token budget of {where}."
-    return f"It may cost {format_micros(verdict.leg.amount)}, and {format_micros(left)} is left of the cap of {where}."
+        return f"It may use {verdict.leg.amount:,} tokens, and {remaining:,} are left of the token budget of {where}."
+    return f"It may cost {format_micros(verdict.leg.amount)}, and {format_micros(remaining)} is left of the cap of {where}."
 
 
-def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> DecisionAsked:
+def _make_question(request: CallRequest, need: RequiredApproval, now: int) -> DecisionAsked:
     return DecisionAsked(
         decision=need.decision,
         about="approval",
-        subject=asked.call,
-        name=asked.tool,
+        subject=request.call,
+        name=request.tool,
         digest=need.digest,
         expires_at=now + need.expires_in,
-        level=asked.level,
-        risk=asked.risk,
+        level=request.level,
+        risk=request.risk,
         reasons=need.reasons,
         same=need.same,
         keys=need.keys,
-        flaws=asked.flaws,
+        flaws=request.flaws,
         approvers=need.approvers,
     )
 
 
-def _make_expiry(asked: CallRequest, decision: str) -> Draft:
+def _make_expiry(request: CallRequest, decision: str) -> Draft:
     sentence = "The question expired without an answer, so it was not done."
-    return _make_call_refusal(asked, "approval_expired", sentence, decision)
+    return _make_call_refusal(request, "approval_expired", sentence, decision)
 
 
-def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, decision: str = "", by: str = "") -> Draft:
+def _make_call_refusal(
+    request: CallRequest, outcome: Outcome, sentence: str, decision: str = "", by: str = ""
+) -> Draft:
     event = CallRefused(
-        call=asked.call,
-        tool=asked.tool,
+        call=request.call,
+        tool=request.tool,
         outcome=outcome,
         sentence=sentence,
-        level=asked.level,
-        risk=asked.risk,
+        level=request.level,
+        risk=request.risk,
         decision=decision,
         decided_by=by,
-        phase=asked.phase,
-        flaws=asked.flaws,
-        staged=asked.staged and outcome == "untrusted",
+        phase=request.phase,
+        flaws=request.flaws,
+        staged=request.staged and outcome == "untrusted",
     )
-    return asked.draft(event)
+    return request.draft(event)
 
 
 def _make_call_intent(
-    asked: CallRequest, answer: tuple[str, str], held: tuple[Leg, ...], waived: tuple[Outcome, ...]
+    request: CallRequest, answer: tuple[str, str], held: tuple[Leg, ...], waived: tuple[Outcome, ...]
 ) -> AnyEvent:
     started = CallStarted(
-        call=asked.call,
-        tool=asked.tool,
-        purpose=asked.purpose,
+        call=request.call,
+        tool=request.tool,
+        purpose=request.purpose,
         legs=held,
-        level=asked.level,
-        effect=asked.effect,
-        idempotent=asked.idempotent,
-        egress=asked.egress,
-        risk=asked.risk,
-        rated=asked.rate.slice_at(asked.now) if asked.rate else 0,
-        audit=asked.audit,
-        parallel_group=asked.parallel_group,
-        phase=asked.phase,
-        writes=asked.writes,
+        level=request.level,
+        effect=request.effect,
+        idempotent=request.idempotent,
+        egress=request.egress,
+        risk=request.risk,
+        rated=request.rate.slice_at(request.now) if request.rate else 0,
+        audit=request.audit,
+        parallel_group=request.parallel_group,
+        phase=request.phase,
+        writes=request.writes,
     )
-    if asked.approval is None and not waived and not asked.flaws:
+    if request.approval is None and not waived and not request.flaws:
         return started
     # Apart from the rest: Python makes a call of more than fifteen keywords four times as slow.
-    digest, (decision, decided_by) = asked.approval.digest if asked.approval else "", answer
+    digest, (decision, decided_by) = request.approval.digest if request.approval else "", answer
     return msgspec.structs.replace(
-        started, digest=digest, decision=decision, decided_by=decided_by, observed=waived, flaws=asked.flaws
+        started, digest=digest, decision=decision, decided_by=decided_by, observed=waived, flaws=request.flaws
     )
 
 
@@ -458,7 +466,7 @@ LEVEL_TABLE: Final[Mapping[Level, LevelDefaults]] = MappingProxyType(
 )
 
 
-def declared_level(spec: ToolSpec) -> Level:
+def find_declared_level(spec: ToolSpec) -> Level:
     """A tool's own level; an MCP tool not declared read-only is RESTRICTED."""
     if not spec.server or spec.effect == "read":
         return spec.level
@@ -466,7 +474,7 @@ def declared_level(spec: ToolSpec) -> Level:
 
 
 def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
-    return policy.rule(spec.name, declared_level(spec))
+    return policy.rule(spec.name, find_declared_level(spec))
 
 
 def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:

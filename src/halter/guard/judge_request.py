@@ -19,8 +19,8 @@ from halter.core.money import (
     BudgetRow,
     CapReached,
     Caps,
+    Contended,
     Leg,
-    MustWait,
     RateLimits,
     RateReached,
     Reserved,
@@ -59,7 +59,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 def estimate_request(
     rates: ModelPrices | None,
     input_tokens: int,
-    most: int,
+    limit: int,
     at: int,
     usd: int | None,
     tokens: int | None = None,
@@ -70,14 +70,14 @@ def estimate_request(
     `usd` and `tokens` are the least that any cap leaves unspent, or None where no cap binds. Without a price it holds
     no dollars. One too expensive is bounded at its minimum, so that the cap it meets can be named.
     """
-    least = min(most, min_output_tokens)
-    if tokens is not None and tokens < input_tokens + most:
-        most = max(least, tokens - input_tokens)
-    bound = 0 if rates is None else rates.bound(input_tokens, most, at)
+    least = min(limit, min_output_tokens)
+    if tokens is not None and tokens < input_tokens + limit:
+        limit = max(least, tokens - input_tokens)
+    bound = 0 if rates is None else rates.bound(input_tokens, limit, at)
     if rates is not None and usd is not None and bound > usd:
-        most = max(least, rates.max_output_that_fits(input_tokens, usd, at, most))
-        bound = rates.bound(input_tokens, most, at)
-    return Estimate(most, bound, input_tokens + most)
+        limit = max(least, rates.max_output_that_fits(input_tokens, usd, at, limit))
+        bound = rates.bound(input_tokens, limit, at)
+    return Estimate(limit, bound, input_tokens + limit)
 
 
 MODEL_RATE_GUARDRAIL: Final = "model_rate"
@@ -86,7 +86,7 @@ MODEL_RATE_GUARDRAIL: Final = "model_rate"
 _NOTHING_HIDDEN: Final[Mapping[str, int]] = {}
 
 
-class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one attempt that is known before any row is locked.
 
     The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model; `terms` say
@@ -114,7 +114,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     paces: RateLimits = ()
     terms: "HoldTerms | None" = None
 
-    def at(self, now: int) -> "RequestAttempt":
+    def at(self, now: int) -> "ModelAttempt":
         """The same request at a later time: windows have moved on."""
         if now // QUARTER == self.now // QUARTER:
             return self
@@ -137,7 +137,7 @@ class HoldTerms(msgspec.Struct, frozen=True, gc=False):
     fleet: bool
     keys: tuple[BudgetKey, ...] = ()
 
-    def of(self, stream: str) -> "HoldTerms":
+    def for_stream(self, stream: str) -> "HoldTerms":
         """The terms of no session in particular, for the session of a stream."""
         return HoldTerms(assign_legs(self.legs, stream), self.ends_at, self.fleet)
 
@@ -149,89 +149,89 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     return HoldTerms(legs, first_window_end(legs), any(leg.scope == FLEET for leg in legs))
 
 
-def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
+def list_request_rows(attempt: ModelAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    hold = asking.terms or asking.hold
+    hold = attempt.terms or attempt.hold
     keys = hold.keys or map(budget_key, hold.legs)
-    rows: list[RowKey] = [*asking.halts, (HoldRow, asking.request), *keys]
+    rows: list[RowKey] = [*attempt.halts, (HoldRow, attempt.request), *keys]
     if hold.fleet:
         rows.append(POLICY_KEY)
-    return [*rows, *map(budget_key, make_rate_legs(asking.paces, asking.now, 1))] if asking.paces else rows
+    return [*rows, *map(budget_key, make_rate_legs(attempt.paces, attempt.now, 1))] if attempt.paces else rows
 
 
-def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    halts = rows.find(asking.halts)
-    if any(halts) and (halt := explain_halt(halts, asking.spender.session, rows.now)):
-        return [_make_request_refusal(asking, "external_halt", halt)]
-    hold = asking.terms or asking.hold
+def judge_attempt(attempt: ModelAttempt, rows: Rows) -> Sequence[Draft]:
+    halts = rows.find(attempt.halts)
+    if any(halts) and (halt := explain_halt(halts, attempt.spender.session, rows.now)):
+        return [_make_request_refusal(attempt, "external_halt", halt)]
+    hold = attempt.terms or attempt.hold
     policy = rows.get(FleetPolicyRow, FLEET) if hold.fleet else None
     legs = hold.legs if policy is None else lower_legs(hold.legs, policy)
     found = rows.find(hold.keys or [*map(budget_key, legs)])
-    budgets, usd, tokens = find_spendable_budgets(legs, found, asking.kept)
+    budgets, usd, tokens = find_spendable_budgets(legs, found, attempt.kept)
     waived: tuple[Outcome, ...] = ()
-    rates = None if isinstance(asking.rates, Unpriced) else asking.rates
-    if rates is None or asking.flaw is not None:
-        for refusal in _find_refusals(asking, usd):
-            if not asking.observe:
-                return [_make_request_refusal(asking, *refusal)]
+    rates = None if isinstance(attempt.rates, Unpriced) else attempt.rates
+    if rates is None or attempt.flaw is not None:
+        for refusal in _find_refusals(attempt, usd):
+            if not attempt.observe:
+                return [_make_request_refusal(attempt, *refusal)]
             waived = (*waived, refusal[0])
     ends_at = hold.ends_at
     if ends_at is not None and ends_at <= rows.now:
         return []
-    asked, most, least = asking.input_tokens, asking.max_output_tokens, asking.min_output_tokens
-    fitting = estimate_request(rates, asked, most, rows.now, usd, tokens, least)
+    asked, limit, least = attempt.input_tokens, attempt.max_output_tokens, attempt.min_output_tokens
+    fitting = estimate_request(rates, asked, limit, rows.now, usd, tokens, least)
     verdict = _reserve_budget(budgets, fitting)
-    if asking.observe:
+    if attempt.observe:
         if isinstance(verdict, CapReached):
             waived = (*waived, "cost_cap_reached")
-        fitting = estimate_request(rates, asked, most, rows.now, None)
+        fitting = estimate_request(rates, asked, limit, rows.now, None)
         verdict = _reserve_budget(budgets, fitting, capped=False)
     if not isinstance(verdict, Reserved):
-        return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
+        return _refuse_at_cap(attempt, verdict) if isinstance(verdict, CapReached) else []
     intent = RequestStarted(
-        request=asking.request,
-        model=asking.model,
-        purpose=asking.purpose,
+        request=attempt.request,
+        model=attempt.model,
+        purpose=attempt.purpose,
         legs=verdict.legs,
         max_output_tokens=fitting.max_output_tokens,
         observed=waived,
-        anonymized=asking.anonymized,
+        anonymized=attempt.anonymized,
     )
-    if asking.paces:
-        return _admit_at_rate(asking, intent, fitting.tokens, rows)
-    return [Draft(intent, asking.body, asking.blob)]
+    if attempt.paces:
+        return _admit_at_rate(attempt, intent, fitting.tokens, rows)
+    return [Draft(intent, attempt.body, attempt.blob)]
 
 
-def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
+def _admit_at_rate(attempt: ModelAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
     """Admit a request that fits this minute by the store's clock; otherwise it waits and holds nothing."""
-    verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
+    verdict = check_rate_legs(make_rate_legs(attempt.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
         case Reserved(legs=more):
             held = msgspec.structs.replace(intent, legs=(*intent.legs, *more))
-            return [Draft(held, asking.body, asking.blob)]
-        case RateReached() if asking.optional:
-            return [_make_request_refusal(asking, "rate_limited", verdict.sentence)]
+            return [Draft(held, attempt.body, attempt.blob)]
+        case RateReached() if attempt.optional:
+            return [_make_request_refusal(attempt, "rate_limited", verdict.sentence)]
         case RateReached():
             return [
                 Draft(
                     GuardrailTriggered(guardrail=MODEL_RATE_GUARDRAIL, sentence=verdict.sentence, until=verdict.until)
                 )
             ]
-        case MustWait():
+        case Contended():
             return []
 
 
-def _find_refusals(asking: RequestAttempt, usd: int | None) -> Iterable[tuple[Outcome, str]]:
+def _find_refusals(attempt: ModelAttempt, usd: int | None) -> Iterable[tuple[Outcome, str]]:
     """R6: the reasons against the request, the first one first. `usd` is what caps leave, if any binds."""
-    if asking.flaw is not None:
-        yield asking.flaw
-    if isinstance(asking.rates, Unpriced) and usd is not None:
-        yield ("disabled", asking.rates.sentence)
+    if attempt.flaw is not None:
+        yield attempt.flaw
+    if isinstance(attempt.rates, Unpriced) and usd is not None:
+        yield ("disabled", attempt.rates.sentence)
 
 
 def _reserve_budget(
     budgets: Sequence[tuple[Leg, BudgetRow]], fitting: Estimate, *, capped: bool = True
-) -> Reserved | MustWait | CapReached:
+) -> Reserved | Contended | CapReached:
     """Spread an amount over its accounts; nothing is held where there is nothing to hold."""
     held: list[tuple[Leg, BudgetRow]] = []
     usd, tokens = fitting.usd, fitting.tokens
@@ -242,16 +242,16 @@ def _reserve_budget(
     return reserve(held)
 
 
-def _refuse_at_cap(asking: RequestAttempt, verdict: CapReached) -> Sequence[Draft]:
-    refusal = _make_request_refusal(asking, "cost_cap_reached", describe_cap_reached(verdict))
-    if asking.optional:
+def _refuse_at_cap(attempt: ModelAttempt, verdict: CapReached) -> Sequence[Draft]:
+    refusal = _make_request_refusal(attempt, "cost_cap_reached", describe_cap_reached(verdict))
+    if attempt.optional:
         return [refusal]
-    return [Draft(CostCapReached.refusing(asking.request, asking.model, verdict)), refusal]
+    return [Draft(CostCapReached.refusing(attempt.request, attempt.model, verdict)), refusal]
 
 
-def _make_request_refusal(asking: RequestAttempt, outcome: Outcome, sentence: str) -> Draft:
+def _make_request_refusal(attempt: ModelAttempt, outcome: Outcome, sentence: str) -> Draft:
     """Record a refusal. It names the prompt's blob, so that erasing the session erases that too."""
     event = RequestRefused(
-        request=asking.request, model=asking.model, purpose=asking.purpose, outcome=outcome, sentence=sentence
+        request=attempt.request, model=attempt.model, purpose=attempt.purpose, outcome=outcome, sentence=sentence
     )
-    return Draft(event, asking.body, asking.blob)
+    return Draft(event, attempt.body, attempt.blob)

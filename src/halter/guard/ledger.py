@@ -72,7 +72,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
 
 
 def settle_flight(
-    flight: InFlight, truth: ActualResult, usd: int, tokens: int, known: Charge | None, rows: Rows
+    flight: InFlight, result: ActualResult, usd: int, tokens: int, known: Charge | None, rows: Rows
 ) -> Sequence[Draft]:
     """Settle exactly once, at the true cost, with an incident for each cap that it passed; a `known` charge: none."""
     legs = flight.legs
@@ -83,30 +83,30 @@ def settle_flight(
     if flight.is_call:
         event: ev.AnyEvent = ev.CallSettled(
             call=flight.id,
-            outcome=truth.outcome,
+            outcome=result.outcome,
             charge=charge,
-            duration_ms=truth.duration_ms,
-            error=truth.error,
-            audited=truth.audited,
+            duration_ms=result.duration_ms,
+            error=result.error,
+            audited=result.audited,
             unheld=unheld,
         )
     else:
         event = ev.RequestSettled(
             request=flight.id,
-            outcome=truth.outcome,
-            usage=truth.usage,
+            outcome=result.outcome,
+            usage=result.usage,
             charge=charge,
             unheld=unheld,
-            error=truth.error,
-            may_retry=truth.may_retry,
-            retry_after=truth.retry_after,
-            needs_person=truth.needs_person,
+            error=result.error,
+            may_retry=result.may_retry,
+            retry_after=result.retry_after,
+            needs_person=result.needs_person,
         )
-    drafts = [Draft(event, truth.body, truth.blob)]
+    drafts = [Draft(event, result.body, result.blob)]
     if charge is not None and charge.overruns:
         drafts += map(Draft, map(partial(ev.OverrunIncurred.by, flight.id), charge.overruns))
-    if truth.happened:
-        drafts += _draft_effects(truth, rows)
+    if result.happened:
+        drafts += _draft_effects(result, rows)
     return drafts
 
 
@@ -120,8 +120,8 @@ def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
             yield each.unless
 
 
-def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
-    for each in truth.happened:
+def _draft_effects(result: ActualResult, rows: Rows) -> Iterator[Draft]:
+    for each in result.happened:
         if each.unless is None or rows.get(*each.unless) is None:
             yield Draft(
                 cast("ev.AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None
@@ -133,17 +133,17 @@ def _compute_charge(flight: InFlight, usd: int, tokens: int, rows: Rows) -> Char
     if flight.legs:
         return settle(flight.legs, usd, tokens, partial(budget_row, rows))
     if flight.accounts:
-        return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).capped(leg.cap, rows.now))
+        return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).with_cap(leg.cap, rows.now))
     return None
 
 
-def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int, int]:
+def compute_charged_amounts(flight: InFlight, result: ActualResult) -> tuple[int, int]:
     """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
-    usd, tokens = truth.usd, truth.tokens
+    usd, tokens = result.usd, result.tokens
     if usd is None or not 0 <= usd <= LARGEST_AMOUNT:
-        usd = flight.held("usd") if flight.legs else 0
+        usd = flight.held_amount("usd") if flight.legs else 0
     if tokens is None or not 0 <= tokens <= LARGEST_AMOUNT:
-        tokens = flight.held("tokens") if flight.legs else 0
+        tokens = flight.held_amount("tokens") if flight.legs else 0
     return usd, tokens
 
 
@@ -178,20 +178,20 @@ def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str
 
 
 def _make_settling_write(
-    lease: Lease, flight: InFlight, truth: ActualResult, usd: int, tokens: int, known: Charge | None = None
+    lease: Lease, flight: InFlight, result: ActualResult, usd: int, tokens: int, known: Charge | None = None
 ) -> Write:
     rows: tuple[RowKey, ...] = ()
     others: tuple[StreamId, ...] = ()
     # What has neither a hold nor a cost has at most its line of the audit.
     if flight.legs or usd:
         rows = ((HoldRow, flight.id), *map(budget_key, flight.legs or flight.accounts))
-    if truth.audited:
+    if result.audited:
         rows = (*rows, (AuditRow, flight.id))
-    if truth.happened:
-        rows = (*rows, *_list_effect_rows(truth.happened))
-        others = tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
+    if result.happened:
+        rows = (*rows, *_list_effect_rows(result.happened))
+        others = tuple(dict.fromkeys(StreamId(each.stream) for each in result.happened if each.stream))
     stream, key = lease.stream, f"{flight.id}/settled/{flight.seq}"
-    return Write(stream, key, partial(settle_flight, flight, truth, usd, tokens, known), rows, lease, others)
+    return Write(stream, key, partial(settle_flight, flight, result, usd, tokens, known), rows, lease, others)
 
 
 class Intent(Protocol):
@@ -210,98 +210,98 @@ async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "
 
 
 class Ledger:
-    def __init__(self, store: Store, clock: Clock, patience: int = BUDGET_WAIT) -> None:
+    def __init__(self, store: Store, clock: Clock, max_wait: int = BUDGET_WAIT) -> None:
         self._store = store
         self._clock = clock
-        self.patience = patience
+        self.hold_timeout = max_wait
         self._waiting: deque[asyncio.Event] = deque()
-        self._put_off: dict[Lease, Write] = {}
+        self._deferred: dict[Lease, Write] = {}
 
     def commit(self, write: Write) -> "CoroutineType[Any, Any, Committed]":
         """Commit a write, and just before it, in the same transaction, what the session deferred."""
         lease = write.lease
-        before = None if lease is None else self._put_off.get(lease)
+        before = None if lease is None else self._deferred.get(lease)
         return (
             self._store.commit(write) if lease is None or before is None else self._commit_after(lease, before, write)
         )
 
     async def _commit_after(self, lease: Lease, before: Write, write: Write) -> Committed:
         committed = await self._store.commit(msgspec.structs.replace(write, first=before))
-        self._carried(lease, before)
+        self._forget_deferred(lease, before)
         return committed
 
-    async def commit_intent(self, intent: Intent, patience: int, now: int = 0) -> Committed | None:
+    async def commit_intent(self, intent: Intent, max_wait: int, now: int = 0) -> Committed | None:
         """Commit an intent, decided at this moment, which is `now` where it is known already.
 
         If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
         """
         lease = intent.lease
         now = now or self._clock.now()
-        deadline = now + patience
+        deadline = now + max_wait
         while True:
-            before = self._put_off.get(lease)
+            before = self._deferred.get(lease)
             committed = await self._store.commit(intent.write(now, before))
             if before is not None:
-                self._carried(lease, before)
+                self._forget_deferred(lease, before)
             if committed.events:
                 return committed
             now = self._clock.now()
             if now >= deadline:
                 return None
-            await self.until_freed(min(deadline - now, LONGEST_BUDGET_POLL))
+            await self.wait_until_freed(min(deadline - now, LONGEST_BUDGET_POLL))
             now = self._clock.now()
 
-    def _carried(self, lease: Lease, deferred: Write) -> None:
+    def _forget_deferred(self, lease: Lease, deferred: Write) -> None:
         """Forget what was deferred: the session's newest write has carried it."""
-        if self._put_off.get(lease) is deferred:
-            del self._put_off[lease]
+        if self._deferred.get(lease) is deferred:
+            del self._deferred[lease]
         if self._waiting:
-            self._let_next_try()
+            self._wake_next_waiter()
 
-    def put_off(self, lease: Lease, write: Write) -> None:
+    def defer(self, lease: Lease, write: Write) -> None:
         """Defer a write into the session's next commit."""
-        before = self._put_off.setdefault(lease, write)
+        before = self._deferred.setdefault(lease, write)
         if before is not write:
-            self._put_off[lease] = msgspec.structs.replace(write, first=before)
+            self._deferred[lease] = msgspec.structs.replace(write, first=before)
 
-    def owes(self, lease: Lease) -> bool:
-        return lease in self._put_off
+    def has_deferred(self, lease: Lease) -> bool:
+        return lease in self._deferred
 
-    async def settle_up(self, lease: Lease) -> None:
+    async def flush_deferred(self, lease: Lease) -> None:
         """Commit what was deferred: no further write follows to carry it."""
-        before = self._put_off.pop(lease, None)
+        before = self._deferred.pop(lease, None)
         if before is not None:
             await self._store.commit(before)
-            self._let_next_try()
+            self._wake_next_waiter()
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement:
+    async def settle(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement:
         """Commit the outcome with its true cost, and wake a waiter for money."""
-        if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
-            body, blob = await offload_body(self._store, truth.body)
-            truth = msgspec.structs.replace(truth, body=body, blob=blob)
-        usd, tokens = compute_charged_amounts(flight, truth)
-        committed = await self.commit(_make_settling_write(lease, flight, truth, usd, tokens))
+        if result.body is not None and len(result.body) > BLOB_THRESHOLD:
+            body, blob = await offload_body(self._store, result.body)
+            result = msgspec.structs.replace(result, body=body, blob=blob)
+        usd, tokens = compute_charged_amounts(flight, result)
+        committed = await self.commit(_make_settling_write(lease, flight, result, usd, tokens))
         if self._waiting:
-            self._let_next_try()
+            self._wake_next_waiter()
         events = committed.events
         overrun = len(events) > 1 and any(isinstance(stored.event, ev.OverrunIncurred) for stored in events)
         return Settlement(usd, tokens, overrun, committed)
 
-    def defer_settlement(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Settlement | None:
+    def defer_settlement(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement | None:
         """Settle with the session's next write, where the result is certain: both are durable before anything acts.
 
         That is what succeeded within its hold. None where it must be committed by itself.
         """
-        if truth.outcome != "ok" or truth.happened or (truth.body is not None and len(truth.body) > BLOB_THRESHOLD):
+        if result.outcome != "ok" or result.happened or (result.body is not None and len(result.body) > BLOB_THRESHOLD):
             return None
-        usd, tokens = compute_charged_amounts(flight, truth)
+        usd, tokens = compute_charged_amounts(flight, result)
         legs, charge = flight.legs, Charge(usd, tokens)
         if usd and not legs:
             return None
         for leg in legs:
             if (usd if leg.unit == "usd" else charge.of(leg.unit)) > leg.amount:
                 return None
-        self.put_off(lease, _make_settling_write(lease, flight, truth, usd, tokens, charge if legs else None))
+        self.defer(lease, _make_settling_write(lease, flight, result, usd, tokens, charge if legs else None))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
@@ -309,7 +309,7 @@ class Ledger:
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
-    def look_at_caps(self, write: Write, find: FindCaps, tell: Callable[[bool], None]) -> Write:
+    def with_cap_notice(self, write: Write, find: FindCaps, tell: Callable[[bool], None]) -> Write:
         """The same write, which tells of itself whether a cap is near: its transaction has the rows anyway."""
         keys, caps = find(self._clock.now())
 
@@ -319,7 +319,7 @@ class Ledger:
 
         return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *keys))
 
-    async def near_budget(self, find: FindCaps) -> bool:
+    async def is_near_budget(self, find: FindCaps) -> bool:
         """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
         keys, caps = find(self._clock.now())
         return is_near_cap(caps, [await read_budget(self._store, *key[1:]) for key in keys])
@@ -331,7 +331,7 @@ class Ledger:
             [row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start
         )
 
-    def _let_next_try(self) -> None:
+    def _wake_next_waiter(self) -> None:
         """Wake one waiter; it wakes the next one when it succeeds."""
         while self._waiting:
             first = self._waiting.popleft()
@@ -339,11 +339,11 @@ class Ledger:
                 first.set()
                 return
 
-    async def until_freed(self, at_most: int) -> None:
+    async def wait_until_freed(self, max_wait: int) -> None:
         """Wait until a hold of this process settles, or poll for those of other processes."""
         freed = asyncio.Event()
         self._waiting.append(freed)
-        pause = asyncio.ensure_future(self._clock.sleep(at_most))
+        pause = asyncio.ensure_future(self._clock.sleep(max_wait))
         word = asyncio.ensure_future(freed.wait())
         try:
             await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)

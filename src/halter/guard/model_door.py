@@ -30,15 +30,15 @@ from halter.core.usage import ModelPrices, PriceTable, RequestExtras, Unpriced, 
 from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.halts import (
     LONGEST_ERROR,
+    BudgetBusy,
+    EffectStopped,
     HaltWatch,
-    RateUsedUp,
-    StillHeld,
-    Stopped,
+    RateLimited,
     find_outcome,
     read_cancelled_effect,
     run_shielded,
 )
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.guard.ledger import ActualResult, Ledger
 from halter.guard.prepare import RequestTerms, SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
@@ -90,34 +90,34 @@ class AnswerStream:
 
     def __init__(self, request: str, listen: ChunkListener, mask: StreamMask, *, discards: bool) -> None:
         self._request = request
-        self._listen: ChunkListener | None = listen
+        self._on_chunk: ChunkListener | None = listen
         self._mask = mask
-        self.said: list[str] = []
+        self.texts: list[str] = []
         if discards:
-            self._tell(StreamChunk(request, discard=True))
+            self._send_chunk(StreamChunk(request, discard=True))
 
-    def hear(self, text: str) -> None:
-        self._say(self._mask.feed(text))
+    def on_text(self, text: str) -> None:
+        self._emit(self._mask.feed(text))
 
     def finish(self, *, whole: bool) -> None:
         """End the stream. Text held back from a failed answer is dropped: the answer will be discarded."""
         if whole:
-            self._say(self._mask.finish())
-        self._tell(StreamChunk(self._request, finished=True))
-        self._listen = None
+            self._emit(self._mask.finish())
+        self._send_chunk(StreamChunk(self._request, finished=True))
+        self._on_chunk = None
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
-            self.said.append(text)
-            self._tell(StreamChunk(self._request, text))
+            self.texts.append(text)
+            self._send_chunk(StreamChunk(self._request, text))
 
-    def _tell(self, chunk: StreamChunk) -> None:
-        if self._listen is None:
+    def _send_chunk(self, chunk: StreamChunk) -> None:
+        if self._on_chunk is None:
             return
         try:
-            self._listen(chunk)
+            self._on_chunk(chunk)
         except Exception:  # noqa: BLE001 It is a stranger's code, and what it shows is no part of the work.
-            self._listen = None
+            self._on_chunk = None
 
 
 MODEL_REQUEST_TIMEOUT: Final = 10 * MINUTE
@@ -200,7 +200,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     repeated: bool = False
 
 
-RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
+RequestOutcome = AnsweredRequest | RefusedRequest | BudgetBusy | RateLimited | FailedRequest
 
 
 class _RequestInFlight(msgspec.Struct, frozen=True):
@@ -220,15 +220,15 @@ class _RequestIntent(msgspec.Struct):
     """The write that admits a request or refuses it; `waited` counts its waits for a rate."""
 
     lease: Lease
-    asking: RequestAttempt
+    attempt_record: ModelAttempt
     waited: int
 
     def write(self, now: int, first: Write | None = None) -> Write:
-        asking = self.asking
-        if now != asking.now:
-            asking = self.asking = asking.at(now)
-        key = f"{asking.request}/asked/{self.waited}" if self.waited else f"{asking.request}/asked"
-        reads, decide = list_request_rows(asking), partial(judge_attempt, asking)
+        attempt = self.attempt_record
+        if now != attempt.now:
+            attempt = self.attempt_record = attempt.at(now)
+        key = f"{attempt.request}/asked/{self.waited}" if self.waited else f"{attempt.request}/asked"
+        reads, decide = list_request_rows(attempt), partial(judge_attempt, attempt)
         return Write(self.lease.stream, key, decide, reads, self.lease, (), first)
 
 
@@ -258,44 +258,44 @@ class ModelDoor:
         self._stream_mask = stream_mask or partial(WholeTextMask, redact)
         self._redact = redact
         self._masks = PromptMasker(redact)
-        self._patience = ledger.patience
+        self._patience = ledger.hold_timeout
         self._halts = halts or HaltWatch(store, clock)
 
-    async def guarded_request(
+    async def request(
         self,
         lease: Lease,
-        standing: SessionContext,
+        context: SessionContext,
         request: ModelRequest,
         model: Model,
         attempt: int = 0,
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit a request or refuse it; the outcome is in the journal when this returns."""
-        flying = await self._admit(lease, standing, request, model, attempt, waited)
+        flying = await self._admit(lease, context, request, model, attempt, waited)
         if not isinstance(flying, _RequestInFlight):
             return flying
         # Thousands of requests may wait here: what is done before and after has frames of its own.
         voice = None if request.listen is None else self._open_stream(flying, request.listen)
         answer: AnsweredRequest | FailedRequest | None = None
         try:
-            watched = self._halts.over(standing.scopes, request.timeout, flying.flight.name)
+            watched = self._halts.watch(context.scopes, request.timeout, flying.flight.name)
             try:
                 try:
-                    reply = watched.left = await model.ask(flying.sent, flying.permit, voice and voice.hear)
+                    reply = watched.leftover = await model.ask(flying.sent, flying.permit, voice and voice.on_text)
                 except BaseException as error:
                     watched.end(error)
                     raise
                 watched.end()
-            except (asyncio.CancelledError, Stopped, TimeoutError, ModelError) as error:
+            except (asyncio.CancelledError, EffectStopped, TimeoutError, ModelError) as error:
                 answer = await self._fail(flying, error, voice)
             else:
-                answer = await self._take(flying, reply)
+                answer = await self._accept_reply(flying, reply)
             return answer
         finally:
             if voice is not None:
                 voice.finish(whole=isinstance(answer, AnsweredRequest))
 
-    async def halted(self, scopes: Sequence[str]) -> HaltRow | None:
+    async def find_halt(self, scopes: Sequence[str]) -> HaltRow | None:
         return await self._halts.find(scopes)
 
     def _open_stream(self, flying: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
@@ -304,7 +304,7 @@ class ModelDoor:
         return AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
 
     async def _admit(
-        self, lease: Lease, standing: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
+        self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
     ) -> _RequestInFlight | RequestOutcome:
         """Decide in one short transaction, again while other holds are in the way.
 
@@ -312,22 +312,22 @@ class ModelDoor:
         is gone with this frame while the model answers.
         """
         now = self._clock.now()
-        terms = standing.terms_of_model(model, self._prices, now)
+        terms = context.terms_of_model(model, self._prices, now)
         prompt = self._masks.prompt(lease, request.prompt)
-        hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
+        hidden = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
         # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
         kept = request.record
-        if kept is not None and kept.volatile and (said := mask_text(kept.volatile, self._redact)) is not kept.volatile:
-            kept = RequestRecord(said, kept.nonce)
+        if kept is not None and kept.volatile and (text := mask_text(kept.volatile, self._redact)) is not kept.volatile:
+            kept = RequestRecord(text, kept.nonce)
         body = _ENCODE(prompt if kept is None else kept)
         record = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
-        asking = _make_attempt(standing, terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
-        patience = 0 if asking.optional else self._patience
+        asking = _make_attempt(context, terms, request, prompt, hidden, f"{request.id}/{attempt}", now, record)
+        max_wait = 0 if asking.optional else self._patience
         while True:
             intent = _RequestIntent(lease, asking, waited)
-            committed = await self._ledger.commit_intent(intent, patience, now)
+            committed = await self._ledger.commit_intent(intent, max_wait, now)
             if committed is None:
-                return StillHeld(asking.request)
+                return BudgetBusy(asking.request)
             stored = committed.events[0]
             started = stored.event
             if isinstance(started, ev.RequestStarted):
@@ -337,22 +337,22 @@ class ModelDoor:
                 return answer
             until = answer.until or 0
             if not committed.repeated or until > self._clock.now():
-                return RateUsedUp(asking.request, until, waited)
+                return RateLimited(asking.request, until, waited)
             waited, now = waited + 1, 0
         # A cost for which nothing was held counts where it would have been held.
-        where = () if started.legs else list_accounts(asking.caps, asking.spender, intent.asking.now)
-        most = started.max_output_tokens
+        where = () if started.legs else list_accounts(asking.caps, asking.spender, intent.attempt_record.now)
+        limit = started.max_output_tokens
         flight = track_request(started, stored, where)
-        if committed.repeated and (before := await self._settled_before(flight, most, committed, lease)):
+        if committed.repeated and (before := await self._find_earlier_outcome(flight, limit, committed, lease)):
             return before
         values, sent = (_NO_VALUES, prompt) if hidden is None else (hidden.values, hidden.prompt)
-        if sent.max_output_tokens != most:
-            sent = msgspec.structs.replace(sent, max_output_tokens=most)
+        if sent.max_output_tokens != limit:
+            sent = msgspec.structs.replace(sent, max_output_tokens=limit)
         began = self._clock.now()
         permit = Permit(flight.id, began + request.timeout, _NO_SECRETS)
         return _RequestInFlight(lease, flight, request, sent, asking.rates, began, permit, values)
 
-    async def _settled_before(
+    async def _find_earlier_outcome(
         self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
@@ -368,7 +368,7 @@ class ModelDoor:
     async def _fail(
         self,
         flying: _RequestInFlight,
-        error: asyncio.CancelledError | Stopped | TimeoutError | ModelError,
+        error: asyncio.CancelledError | EffectStopped | TimeoutError | ModelError,
         voice: AnswerStream | None,
     ) -> FailedRequest:
         """Settle a request that failed, was halted or timed out, or was cancelled, which is raised again.
@@ -377,24 +377,24 @@ class ModelDoor:
         """
         match error:
             case asyncio.CancelledError():
-                left = read_cancelled_effect(error).left
+                left = read_cancelled_effect(error).leftover
                 stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
-                if voice is not None and voice.said:
-                    said = Text(mask_text("".join(voice.said), self._redact), "model", trusted=False)
-                    stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((said,))))
-                await run_shielded(self._failed(flying, stopped))
+                if voice is not None and voice.texts:
+                    text = Text(mask_text("".join(voice.texts), self._redact), "model", trusted=False)
+                    stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((text,))))
+                await run_shielded(self._make_failure(flying, stopped))
                 raise error
-            case Stopped():
-                truth = self._cut(flying, error.left, error.outcome, str(error))
-                truth = msgspec.structs.replace(truth, may_retry=error.outcome == "timeout")
+            case EffectStopped():
+                result = self._cut(flying, error.leftover, error.outcome, str(error))
+                result = msgspec.structs.replace(result, may_retry=error.outcome == "timeout")
             case TimeoutError():
                 late = f"TimeoutError: {flying.flight.name} took longer than it may"
-                truth = msgspec.structs.replace(self._cut(flying, error, "timeout", late), may_retry=True)
+                result = msgspec.structs.replace(self._cut(flying, error, "timeout", late), may_retry=True)
             case ModelError():
-                truth = self._refused(flying, error)
-        return await self._failed(flying, truth)
+                result = self._make_refusal(flying, error)
+        return await self._make_failure(flying, result)
 
-    async def _take(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
+    async def _accept_reply(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         """Mask an answer and settle its cost."""
         usage, usd, tokens = reply.usage, None, None
         if usage is not None and usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
@@ -410,35 +410,35 @@ class ModelDoor:
             tokens, rates = usage.uncached, flying.rates
             usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
         lease, flight = flying.lease, flying.flight
-        truth = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
-        settled = self._ledger.defer_settlement(lease, flight, truth) if flying.request.goes_on else None
+        result = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
+        settled = self._ledger.defer_settlement(lease, flight, result) if flying.request.goes_on else None
         if settled is None:
-            settled = await self._ledger.settle(lease, flight, truth)
-        most = flying.sent.max_output_tokens
-        return AnsweredRequest(flight.id, reply, settled.usd, most, settled.overrun, settled.tokens)
+            settled = await self._ledger.settle(lease, flight, result)
+        limit = flying.sent.max_output_tokens
+        return AnsweredRequest(flight.id, reply, settled.usd, limit, settled.overrun, settled.tokens)
 
-    async def _failed(self, flying: _RequestInFlight, truth: ActualResult) -> FailedRequest:
-        settled = await self._ledger.settle(flying.lease, flying.flight, truth)
+    async def _make_failure(self, flying: _RequestInFlight, result: ActualResult) -> FailedRequest:
+        settled = await self._ledger.settle(flying.lease, flying.flight, result)
         return FailedRequest(
             flying.flight.id,
-            truth.outcome,
-            truth.error,
+            result.outcome,
+            result.error,
             settled.usd,
-            truth.may_retry,
-            truth.retry_after,
+            result.may_retry,
+            result.retry_after,
             settled.tokens,
-            truth.needs_person,
+            result.needs_person,
         )
 
     def _cut(self, flying: _RequestInFlight, left: object, outcome: Outcome, error: str) -> ActualResult:
         """A stopped request costs nothing if it was never sent, otherwise at most its hold."""
-        truth = ActualResult(outcome, error=mask_text(error, self._redact)[:LONGEST_ERROR])
+        result = ActualResult(outcome, error=mask_text(error, self._redact)[:LONGEST_ERROR])
         if flying.permit.unsent:
-            return msgspec.structs.replace(truth, usd=0, tokens=0)
-        return _price_usage(flying, read_usage_report(left), truth)
+            return msgspec.structs.replace(result, usd=0, tokens=0)
+        return _price_usage(flying, read_usage_report(left), result)
 
-    def _refused(self, flying: _RequestInFlight, error: ModelError) -> ActualResult:
-        truth = ActualResult(
+    def _make_refusal(self, flying: _RequestInFlight, error: ModelError) -> ActualResult:
+        result = ActualResult(
             "error",
             error=mask_text(str(error), self._redact)[:LONGEST_ERROR],
             may_retry=isinstance(error, ModelUnavailable),
@@ -446,12 +446,12 @@ class ModelDoor:
             retry_after=error.retry_after,
         )
         if not error.billed:
-            return msgspec.structs.replace(truth, usd=0, tokens=0)
-        return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
+            return msgspec.structs.replace(result, usd=0, tokens=0)
+        return _price_usage(flying, UsageReport(error.usage, final=error.final), result)
 
 
 def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
-    standing: SessionContext,
+    context: SessionContext,
     terms: RequestTerms,
     request: ModelRequest,
     prompt: Prompt,
@@ -459,7 +459,7 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
     name: str,
     now: int,
     record: tuple[bytes | None, Digest | None],
-) -> RequestAttempt:
+) -> ModelAttempt:
     """Collect what the judge needs; the full prompt is counted, not only what is sent."""
     audio = request.audio_tokens
     if request.input_tokens is None:
@@ -486,7 +486,7 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 Each is a part of it.
         now=now,
         input_tokens=tokens,
         max_output_tokens=prompt.max_output_tokens,
-        halts=terms.halts or standing.halts,
+        halts=terms.halts or context.halts,
         kept=terms.kept,
         optional=request.optional,
         body=record[0],
@@ -505,11 +505,11 @@ def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices 
     return UnpricedFeature(terms.model.name, covering) if isinstance(covering, str) else covering
 
 
-def hide_personal_data(standing: SessionContext, prompt: Prompt, terms: RequestTerms) -> AnonymizedPrompt | None:
+def hide_personal_data(context: SessionContext, prompt: Prompt, terms: RequestTerms) -> AnonymizedPrompt | None:
     """Hide personal data from a model, if the policy says so; one on this machine sees everything."""
-    if standing.anonymize is None or terms.local:
+    if context.anonymize is None or terms.local:
         return None
-    return anonymize_prompt(prompt, standing.anonymize.salt or standing.session, standing.anonymize.names)
+    return anonymize_prompt(prompt, context.anonymize.salt or context.session, context.anonymize.names)
 
 
 def read_usage_report(left: object) -> UsageReport:
@@ -519,18 +519,18 @@ def read_usage_report(left: object) -> UsageReport:
     return UsageReport(left.usage, final=left.final) if isinstance(left, ModelError) else UsageReport(None)
 
 
-def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualResult) -> ActualResult:
+def _price_usage(flying: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
     """Price the usage. Without a plausible report nothing better than the hold is known."""
     usage = report.usage
     if usage is None or usage.input_tokens + usage.output_tokens > LARGEST_AMOUNT:
-        return truth
+        return result
     if not report.final:
         # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
-        most = max(usage.output_tokens, flying.sent.max_output_tokens)
-        usage = flying.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=most))
+        limit = max(usage.output_tokens, flying.sent.max_output_tokens)
+        usage = flying.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
-    return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)
+    return msgspec.structs.replace(result, usd=usd, tokens=usage.uncached, usage=usage)
 
 
 def restore_request_outcome(

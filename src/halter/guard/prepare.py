@@ -39,7 +39,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import HoldTerms, RequestAttempt, compile_hold_terms
+from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -110,7 +110,7 @@ class SessionContext(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Work out what follows from the context alone. A changed copy keeps nothing of the one before it."""
-        force_setattr(self, "caps", self.whole_caps.less(self.kept_usd, self.kept_tokens))
+        force_setattr(self, "caps", self.caps_with_reserve.minus(self.kept_usd, self.kept_tokens))
         force_setattr(self, "scopes", (session_stream(self.session), *_list_upper_scopes(self.trigger, self.agent)))
         force_setattr(self, "_request", None)
         force_setattr(self, "_calls", None)
@@ -121,7 +121,7 @@ class SessionContext(msgspec.Struct, frozen=True):
         return ((HaltRow, self.scopes[0]), *_list_upper_halts(self.trigger, self.agent))
 
     @property
-    def kept(self) -> Reserve:
+    def reserve(self) -> Reserve:
         return Reserve(self.session, self.kept_usd, self.kept_tokens)
 
     @property
@@ -129,7 +129,7 @@ class SessionContext(msgspec.Struct, frozen=True):
         return Spender(self.session, self.agent, self.trigger, self.askers)
 
     @property
-    def whole_caps(self) -> Caps:
+    def caps_with_reserve(self) -> Caps:
         """The caps with what is reserved for last words."""
         if self.tokens_per_hour is None:
             return self.policy.caps
@@ -158,15 +158,15 @@ class SessionContext(msgspec.Struct, frozen=True):
         """The rows of its accounts, and the caps of these with what is reserved for last words."""
         known = self._request
         if known is None or known.quarter != now // QUARTER:
-            legs = make_legs(self.whole_caps, self.spender, now, usd=1, tokens=1)
+            legs = make_legs(self.caps_with_reserve, self.spender, now, usd=1, tokens=1)
             return [*map(budget_key, legs)], [leg.cap for leg in legs]
         return known.hold.keys or [*map(budget_key, known.hold.legs)], known.caps
 
-    def within(self, usd: int, spent: int) -> "SessionContext":
+    def narrow(self, usd: int, spent: int) -> "SessionContext":
         """Narrow the context: after `spent`, spend at most `usd` more."""
         caps = self.policy.caps
-        own, most = caps.session.max_cost_usd, spent + usd + self.kept_usd
-        cap = Cap(most if own is None else min(own, most), caps.session.per)
+        own, limit = caps.session.max_cost_usd, spent + usd + self.kept_usd
+        cap = Cap(limit if own is None else min(own, limit), caps.session.per)
         policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
         return msgspec.structs.replace(self, policy=policy)
 
@@ -199,24 +199,24 @@ class ToolTerms(msgspec.Struct, frozen=True, gc=False):
     base: CallRequest
 
 
-def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
-    policy, caps, phase, left_out = standing.policy, standing.caps, standing.phase, standing.quarantined
-    source = (quarter, standing.agent, standing.trigger, standing.askers, caps, phase, left_out)
+def compile_tool_terms(context: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
+    policy, caps, phase, left_out = context.policy, context.caps, context.phase, context.quarantined
+    source = (quarter, context.agent, context.trigger, context.askers, caps, phase, left_out)
     # As with a request: cached with the policy, for all sessions of the agent.
     shared: tuple[object, dict[str, ToolTerms]] | None = vars(policy).get("tool_terms")
     if shared is None or shared[0] != source:
         shared = vars(policy)["tool_terms"] = (source, dict[str, ToolTerms]())
     terms = shared[1].get(spec.name)
     if terms is None or terms.spec is not spec:
-        terms = shared[1][spec.name] = _compile_shared_terms(standing, spec, quarter)
-    base, stream = terms.base, standing.scopes[0]
+        terms = shared[1][spec.name] = _compile_shared_terms(context, spec, quarter)
+    base, stream = terms.base, context.scopes[0]
     legs, accounts = money.assign_legs(base.legs, stream), money.assign_legs(base.accounts, stream)
-    own = {"session": standing.session, "halts": standing.halts, "kept": standing.kept}
+    own = {"session": context.session, "halts": context.halts, "kept": context.reserve}
     return msgspec.structs.replace(terms, base=msgspec.structs.replace(base, legs=legs, accounts=accounts, **own))
 
 
-def _compile_shared_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
-    policy, nobody = standing.policy, msgspec.structs.replace(standing.spender, session="")
+def _compile_shared_terms(context: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
+    policy, nobody = context.policy, msgspec.structs.replace(context.spender, session="")
     rule = find_tool_policy(policy, spec)
     usd = 0 if spec.cost == "learned" else spec.cost
     base = CallRequest(
@@ -224,17 +224,17 @@ def _compile_shared_terms(standing: SessionContext, spec: ToolSpec, quarter: int
         tool=clean(spec.name)[:200],
         arguments=b"",
         session="",
-        agent=standing.agent,
+        agent=context.agent,
         now=quarter * QUARTER,
-        flaw=find_tool_flaw(standing, spec),
-        phase=standing.phase.name,
+        flaw=find_tool_flaw(context, spec),
+        phase=context.phase.name,
         level=rule.level,
         effect=spec.effect,
         idempotent=spec.idempotent,
         egress=spec.egress,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
-        legs=make_legs(standing.caps, nobody, quarter * QUARTER, usd=usd),
+        legs=make_legs(context.caps, nobody, quarter * QUARTER, usd=usd),
         accounts=list_accounts(policy.caps, nobody, quarter * QUARTER),
         observe=policy.observe,
     )
@@ -251,7 +251,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
 
     model: Model
     quarter: int
-    base: RequestAttempt
+    base: ModelAttempt
     local: bool
     spender: Spender
     kept: Reserve
@@ -260,65 +260,67 @@ class RequestTerms(msgspec.Struct, frozen=True):
     halts: HaltKeys = ()
 
 
-def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
-    policy, caps, spender = standing.policy, standing.caps, standing.spender
-    source = (model, prices, quarter, standing.agent, standing.trigger, standing.askers, caps, standing.rates)
+def compile_request_terms(context: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
+    policy, caps, spender = context.policy, context.caps, context.spender
+    source = (model, prices, quarter, context.agent, context.trigger, context.askers, caps, context.rates)
     # Cached with the policy that it follows from, for all sessions of the agent.
     shared: tuple[object, RequestTerms] | None = vars(policy).get("request_terms")
     if shared is None or shared[0] != source:
         name = str(model.name)
-        base = RequestAttempt(
+        base = ModelAttempt(
             request="",
             model=name,
-            spender=Spender("", standing.agent),
+            spender=Spender("", context.agent),
             caps=caps,
             now=quarter * QUARTER,
             rates=prices.find(model.name, model.base_url),
             input_tokens=0,
             max_output_tokens=0,
             min_output_tokens=policy.min_output_tokens,
-            flaw=find_model_flaw(standing, name),
+            flaw=find_model_flaw(context, name),
             observe=policy.observe,
-            paces=find_rate_limits(standing.rates, name),
+            paces=find_rate_limits(context.rates, name),
         )
         nobody = msgspec.structs.replace(spender, session="")
         hold, local = compile_hold_terms(caps, nobody, quarter), runs_locally(model.name, model.base_url)
-        whole = tuple([leg.cap for leg in compile_hold_terms(standing.whole_caps, nobody, quarter).legs])
-        terms = RequestTerms(model, quarter, base, local, nobody, standing.kept, hold, whole)
+        whole = tuple([leg.cap for leg in compile_hold_terms(context.caps_with_reserve, nobody, quarter).legs])
+        terms = RequestTerms(model, quarter, base, local, nobody, context.reserve, hold, whole)
         shared = vars(policy)["request_terms"] = (source, terms)
     terms = shared[1]
-    return msgspec.structs.replace(terms, spender=spender, kept=standing.kept, hold=terms.hold.of(standing.scopes[0]))
+    return msgspec.structs.replace(
+        terms, spender=spender, kept=context.reserve, hold=terms.hold.for_stream(context.scopes[0])
+    )
 
 
-def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
-    policy = standing.policy
+def find_model_flaw(context: SessionContext, model: str) -> tuple[Outcome, str] | None:
+    policy = context.policy
     if policy.allows_model(model):
         return None
     allowed = ", ".join(policy.allowed_models or ()) or "none"
-    return ("disabled", f"{model} may not be asked by {standing.agent}: `allowed_models` has {allowed}.")
+    return ("disabled", f"{model} may not be asked by {context.agent}: `allowed_models` has {allowed}.")
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
-    asked: CallRequest
+    request: CallRequest
     tool: Tool | None
     arguments: Valid | None
     rule: ToolPolicy | None = None
 
 
 def prepare_call(
-    standing: SessionContext, call: Call, tool: Tool | None, now: int, usd: int, rules: Sequence[RuleRow] = ()
+    context: SessionContext, call: Call, tool: Tool | None, now: int, usd: int, rules: Sequence[RuleRow] = ()
 ) -> PreparedCall:
     """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
-        return PreparedCall(_make_unknown_request(standing, call, now, flaw), None, None)
-    terms = standing.terms_of_tool(tool.spec, now)
+        return PreparedCall(_make_unknown_request(context, call, now, flaw), None, None)
+    terms = context.terms_of_tool(tool.spec, now)
     meant = tool.validate(call.arguments)
     if not isinstance(meant, Valid):
-        return _prepare_invalid(standing, terms, call, tool, meant, now)
+        return _prepare_invalid(context, terms, call, tool, meant, now)
     arguments = meant if call.edited is None else tool.validate(call.edited)
     if not isinstance(arguments, Valid):
-        return _prepare_invalid(standing, terms, call, tool, arguments, now)
+        return _prepare_invalid(context, terms, call, tool, arguments, now)
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake
     flaws = () if brake is None else brake.judge(call.tool, meant.canonical)
@@ -326,8 +328,8 @@ def prepare_call(
     if terms.asks or level == "CRITICAL" or brakes or call.questioned:
         narrow = flaws if brakes else ()
         unruled = level == "CRITICAL" or terms.rule.approvers > 1
-        agreed = "" if unruled else _find_agreed_rule(rules, standing, terms.spec, arguments, now, narrow)
-        approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
+        agreed = "" if unruled else _find_agreed_rule(rules, context, terms.spec, arguments, now, narrow)
+        approval = _make_required_approval(context, call, meant, arguments, risk, agreed)
         if terms.rule.approvers > 1:
             approval = msgspec.structs.replace(approval, approvers=terms.rule.approvers)
         if brakes and brake is not None and not agreed:
@@ -335,9 +337,9 @@ def prepare_call(
             alone = not (untrusted or terms.asks or level == "CRITICAL" or call.questioned)
             staged = alone and call.stage == "may" and brake.can_wait(call.tool)
             untrusted = STAGED if staged else untrusted
-            approval = _add_flaws(standing, approval, brake, call.tool, flaws)
-    unfit = _find_missing_secret(standing, arguments) if DOLLAR in arguments.canonical else None
-    if unfit is None and standing.anonymize is not None:
+            approval = _add_flaws(context, approval, brake, call.tool, flaws)
+    unfit = _find_missing_secret(context, arguments) if DOLLAR in arguments.canonical else None
+    if unfit is None and context.anonymize is not None:
         unfit = _find_unknown_placeholder(arguments)
     own: dict[str, Any] = {}
     if level is not None:
@@ -345,11 +347,11 @@ def prepare_call(
     if approval is not None:
         own["approval"] = approval
     if usd != terms.usd:
-        own["legs"] = make_legs(standing.caps, standing.spender, now, usd=usd)
+        own["legs"] = make_legs(context.caps, context.spender, now, usd=usd)
     if arguments.writes:
         own["writes"] = arguments.writes
     if unfit is not None:
-        own["flaw"] = _pick_flaw(standing, terms, unfit)
+        own["flaw"] = _pick_flaw(context, terms, unfit)
     if flaws:
         own |= {"flaws": strip_flaws(flaws), "untrusted": untrusted, "staged": staged}
     return PreparedCall(_fill_request(terms, call, arguments.canonical, now, own), tool, arguments, terms.rule)
@@ -372,24 +374,24 @@ def _explain_refusal(brake: SessionBrake, flaws: Sequence[Flaw]) -> str:
 
 
 def _add_flaws(
-    standing: SessionContext, need: RequiredApproval, brake: SessionBrake, tool: str, flaws: Sequence[Flaw]
+    context: SessionContext, need: RequiredApproval, brake: SessionBrake, tool: str, flaws: Sequence[Flaw]
 ) -> RequiredApproval:
     """Put all flaws of a call into its one question."""
-    question = explain_flaws(standing.agent, tool, flaws, brake)
+    question = explain_flaws(context.agent, tool, flaws, brake)
     return msgspec.structs.replace(
         need, shown=need.shown + b"\n" + to_body(question), reasons=(*need.reasons, *map(describe_flaw, flaws))
     )
 
 
-def _pick_flaw(standing: SessionContext, terms: ToolTerms, unfit: tuple[Outcome, str]) -> tuple[Outcome, str]:
+def _pick_flaw(context: SessionContext, terms: ToolTerms, unfit: tuple[Outcome, str]) -> tuple[Outcome, str]:
     """Name what the policy forbids first; but observing waives that, and what cannot be run must not be waived."""
-    return unfit if standing.policy.observe else terms.flaw or unfit
+    return unfit if context.policy.observe else terms.flaw or unfit
 
 
 def _prepare_invalid(
-    standing: SessionContext, terms: ToolTerms, call: Call, tool: Tool, invalid: Invalid, now: int
+    context: SessionContext, terms: ToolTerms, call: Call, tool: Tool, invalid: Invalid, now: int
 ) -> PreparedCall:
-    flawed = {"flaw": _pick_flaw(standing, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
+    flawed = {"flaw": _pick_flaw(context, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
     return PreparedCall(_fill_request(terms, call, call.arguments, now, flawed), tool, None, terms.rule)
 
 
@@ -402,7 +404,7 @@ def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":
 
 def _find_agreed_rule(
     rules: Sequence[RuleRow],
-    standing: SessionContext,
+    context: SessionContext,
     spec: ToolSpec,
     arguments: Valid,
     now: int,
@@ -411,20 +413,20 @@ def _find_agreed_rule(
     """The rule that answers for a person; one for a flawed call must name the flawed places."""
     for row in rules:
         rule = read_standing_rule(row)
-        matches = row.live(now) and matches_rule(rule, spec, arguments, standing.session, standing.agent, now)
+        matches = row.live(now) and matches_rule(rule, spec, arguments, context.session, context.agent, now)
         if matches and (not flaws or pins_places(rule, flaws)):
             return row.rule
     return ""
 
 
-def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, str] | None:
+def find_tool_flaw(context: SessionContext, spec: ToolSpec) -> tuple[Outcome, str] | None:
     """R6 for the tool itself: enabled, and granted in this phase."""
-    if spec.name in standing.policy.disabled:
+    if spec.name in context.policy.disabled:
         return ("disabled", f"{spec.name} is disabled.")
-    if spec.name in standing.quarantined:
+    if spec.name in context.quarantined:
         return ("quarantined", f"{spec.name} has changed since a person agreed to it; it waits for them.")
-    if not standing.phase.grants_tool(spec.name):
-        return ("tool_not_granted", f"{spec.name} is not granted in the phase {standing.phase.name}.")
+    if not context.phase.grants_tool(spec.name):
+        return ("tool_not_granted", f"{spec.name} is not granted in the phase {context.phase.name}.")
     return None
 
 
@@ -438,28 +440,28 @@ def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, own:
     return msgspec.structs.replace(request, **own) if own else request
 
 
-def _make_unknown_request(standing: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str]) -> CallRequest:
+def _make_unknown_request(context: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str]) -> CallRequest:
     """Of an unknown tool nothing is known, so it counts as one that writes."""
     return CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],
         arguments=call.arguments,
-        session=standing.session,
-        agent=standing.agent,
+        session=context.session,
+        agent=context.agent,
         now=now,
         flaw=flaw,
-        halts=standing.halts,
+        halts=context.halts,
         purpose=call.purpose,
-        phase=standing.phase.name,
-        kept=standing.kept,
+        phase=context.phase.name,
+        kept=context.reserve,
         parallel_group=call.parallel_group,
-        observe=standing.policy.observe,
+        observe=context.policy.observe,
     )
 
 
-def _find_missing_secret(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
+def _find_missing_secret(context: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
     """Refuse a secret that the agent was not granted or that is not set."""
-    unknown = sorted(find_secret_names(arguments.canonical) - standing.secrets)
+    unknown = sorted(find_secret_names(arguments.canonical) - context.secrets)
     return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
 
 
@@ -472,16 +474,16 @@ def _find_unknown_placeholder(arguments: Valid) -> tuple[Outcome, str] | None:
 
 
 def _make_required_approval(
-    standing: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: "Risk | None", agreed: str
+    context: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: "Risk | None", agreed: str
 ) -> RequiredApproval:
-    bound = digest_approval(call.tool, meant.canonical, standing.session, standing.policy_digest)
+    bound = digest_approval(call.tool, meant.canonical, context.session, context.policy_digest)
     return RequiredApproval(
         decision=call.approval,
         digest=bound,
         shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
         reasons=risk.reasons if risk else (),
         rule=agreed,
-        expires_in=standing.policy.approval_expiry,
+        expires_in=context.policy.approval_expiry,
         edited="" if call.edited is None else sha256(call.edited).hexdigest(),
         same=sha256(arguments.canonical).hexdigest(),
         keys=tuple(arguments.values),

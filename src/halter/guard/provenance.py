@@ -33,7 +33,7 @@ from halter.guard.call_values import (
     name_place,
     top_argument,
 )
-from halter.guard.choices import find_guarding_words, raises
+from halter.guard.choices import find_guarding_words, raises_choice
 from halter.guard.records import FIGURES, PLAIN, Leaf, identifies, list_leaves, read_records
 from halter.guard.trusted_text import (
     TrustedText,
@@ -147,43 +147,43 @@ class Provenance:
         self._spelt: set[str] = set()
         """What was minted or listed, with its marks."""
         self._house_links: set[str] = set()
-        self._uttered: set[str] = set()
-        self._uttered_words: set[str] = set()
+        self._model_values: set[str] = set()
+        self._model_words: set[str] = set()
         self._approved: set[tuple[str, str]] = set()
-        self._agreed: set[str] = set()
-        self._acts: set[tuple[str, ...]] = set()
+        self._approved_values: set[str] = set()
+        self._effects: set[tuple[str, ...]] = set()
         self._digits = 0
         self._erased = False
-        self._erased_acts: set[str] = set()
-        self._asked: dict[str, tuple[bool, frozenset[str] | None]] = {}
-        self._heard: deque[tuple[str, str, str]] = deque()
-        self._kept = 0
+        self._erased_effects: set[str] = set()
+        self._requested_figures: dict[str, tuple[bool, frozenset[str] | None]] = {}
+        self._untrusted: deque[tuple[str, str, str]] = deque()
+        self._kept_bytes = 0
 
     @cached_property
     def _index(self) -> TrustedText:
         return TrustedText()
 
     @cached_property
-    def _found(self) -> TrustedText:
+    def _looked_up(self) -> TrustedText:
         return TrustedText()
 
     @property
-    def _said(self) -> TrustedText:
+    def _trusted(self) -> TrustedText:
         """What trusted places said, read when it matters: calls of figures alone never ask for it."""
         for text in self._unread:
             self._index.add(text)
         self._unread.clear()
         return self._index
 
-    def hear(self, text: str, source: Source) -> None:
+    def add_text(self, text: str, source: Source) -> None:
         """Text reached the prompt: the person's words, instructions, a document, a memory, a summary."""
         if source.trusted:
             self._unread.append(text)
-            self._asked.clear()
+            self._requested_figures.clear()
         elif text.strip():
             self._taint(text, source.name or source.origin)
 
-    def hear_erased(self, source: Source) -> None:
+    def mark_erased(self, source: Source) -> None:
         """A text that is erased said nothing; what was minted by it or after it counts no more."""
         self._erased = True
         self.clean = self.clean and source.trusted
@@ -198,10 +198,10 @@ class Provenance:
         utters = not was_clean and not FIGURES.issuperset(map(type, arguments.values()))
         leaves = list_leaves(arguments) if mints or utters else []
         if utters:
-            self._utter(leaves)
+            self._add_model_text(leaves)
         if mints:
             grounded = self._is_grounded(declaration, leaves)
-            named = any(self._names(leaf) or self._found.names(str(leaf.value)) for leaf in leaves)
+            named = any(self._names(leaf) or self._looked_up.names(str(leaf.value)) for leaf in leaves)
             grounded = grounded and (bool(leaves) or reads == "trusted")
             self._mint(declaration, read_records(result_text), grounded=grounded, named=named)
 
@@ -216,9 +216,9 @@ class Provenance:
         whole = {**declaration.defaults, **arguments}
         uses = [(leaf, find_use(declaration, leaf)) for leaf in list_leaves(whole)]
         if declaration.reach != "none":
-            self._acts |= name_acts(tool, declaration, uses)
+            self._effects |= name_acts(tool, declaration, uses)
         if not self.clean:
-            self._utter(leaf for leaf, _ in uses)
+            self._add_model_text(leaf for leaf, _ in uses)
             alone = declaration.alone is not None and not is_sent(uses)
             leaving = (declaration.alone if alone else declaration.reach) != "own"
             counted = ("content", "detail") if leaving else ("content",)
@@ -229,7 +229,7 @@ class Provenance:
     def act_erased(self, tool: str) -> None:
         """An act whose arguments are erased: the next one of this tool may be the same."""
         self._erased = True
-        self._erased_acts.add(tool)
+        self._erased_effects.add(tool)
 
     def approve(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
         """A person agreed to these values of a call; from now on each is said in such a call, as what it was shown."""
@@ -247,12 +247,12 @@ class Provenance:
                     self._approved.add((name_amount(places), value))
                 case "content":
                     self._approved.add((name_content(places), text))
-                    self._agreed.add(value)
+                    self._approved_values.add(value)
                 case _ if use.role == "content":
                     self._approved.add((name_content(places), text))
                 case _:
                     self._approved.add((name_place(tool, use, code, places), text))
-                    self._agreed.add(value)
+                    self._approved_values.add(value)
                     if use.kind == "url":
                         links = find_links(str(leaf.value)) or {normalise_link(str(leaf.value))}
                         self._approved.update(("link", link) for link in links)
@@ -296,27 +296,31 @@ class Provenance:
     def _taint(self, text: str, name: str) -> None:
         self.clean = False
         part = text[:_KEPT]
-        self._heard.append((name, part, part.casefold()))
-        self._kept += len(part)
-        while self._kept > _KEPT_IN_ALL:
-            self._kept -= len(self._heard.popleft()[1])
+        self._untrusted.append((name, part, part.casefold()))
+        self._kept_bytes += len(part)
+        while self._kept_bytes > _KEPT_IN_ALL:
+            self._kept_bytes -= len(self._untrusted.popleft()[1])
 
-    def _utter(self, leaves: Iterable[Leaf]) -> None:
+    def _add_model_text(self, leaves: Iterable[Leaf]) -> None:
         for leaf in leaves:
-            if isinstance(leaf.value, str) and not self._said.has(leaf.value) and not self._is_approved(leaf.value):
-                self._uttered.add(normalise_value(leaf.value))
-                self._uttered.update(cut_atoms(leaf.value))
-                self._uttered_words.update(cut_words(leaf.value))
-                self._uttered.update(find_links(leaf.value))
+            if (
+                isinstance(leaf.value, str)
+                and not self._trusted.contains(leaf.value)
+                and not self._is_approved(leaf.value)
+            ):
+                self._model_values.add(normalise_value(leaf.value))
+                self._model_values.update(cut_atoms(leaf.value))
+                self._model_words.update(cut_words(leaf.value))
+                self._model_values.update(find_links(leaf.value))
 
     def _is_approved(self, text: str) -> bool:
-        return normalise_value(text) in self._agreed
+        return normalise_value(text) in self._approved_values
 
     def _is_grounded(self, declaration: Declaration, leaves: Iterable[Leaf]) -> bool:
         """Whether a look-up was made with the person's words and numbers alone; how many are shown says nothing."""
         for leaf in leaves:
             if isinstance(leaf.value, str):
-                if not self._said.has_query(leaf.value) and not self._found.has_query(leaf.value):
+                if not self._trusted.has_query(leaf.value) and not self._looked_up.has_query(leaf.value):
                     return False
             elif isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool):
                 counts = find_use(declaration, leaf).role in ("detail", "amount") and _COUNTING.search(leaf.field)
@@ -332,14 +336,14 @@ class Provenance:
             own = [leaf for leaf in names if identifies(leaf.field)] or not any(
                 identifies(leaf.field) for leaf in record
             )
-            echoed = bool(self._uttered) and any(self._is_uttered(str(leaf.value)) for leaf in record)
+            echoed = bool(self._model_values) and any(self._is_uttered(str(leaf.value)) for leaf in record)
             named = named and number < _MOST_FOUND
             if declaration.reads == "trusted" and grounded and (named or (names and own)) and not echoed:
                 for leaf in record:
-                    self._found.add_found(str(leaf.value))
+                    self._looked_up.add_found(str(leaf.value))
             if declaration.reads == "known" and any(leaf.field in declaration.lists for leaf in record):
                 links = {link for leaf in record for link in find_links(str(leaf.value))}
-                self._house_links |= links - self._uttered
+                self._house_links |= links - self._model_values
             for leaf in record:
                 kind = declaration.lists.get(leaf.field, declaration.lists.get("*", ""))
                 minted = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
@@ -347,7 +351,7 @@ class Provenance:
                 if leaf.value is None or not (kind or minted):
                     continue
                 value, spelt = normalise_value(str(leaf.value)), fold_value(str(leaf.value))
-                if kind and value not in self._uttered and looks_like_name(value):
+                if kind and value not in self._model_values and looks_like_name(value):
                     self._listed.add((kind, value))
                     self._spelt.add(spelt)
                 if minted:
@@ -358,15 +362,15 @@ class Provenance:
         """How far a record that the person named vouches for its values."""
         if declaration.reads == "own":
             return _NAMED
-        aimed = any(self._said.aims(normalise_value(str(name.value))) for name in names)
+        aimed = any(self._trusted.names_target(normalise_value(str(name.value))) for name in names)
         return _STRONG if declaration.reads in ("nothing", "trusted") and aimed else _WEAK
 
     def _is_uttered(self, text: str) -> bool:
         """Whether a value, a link in it or all of its words were uttered by calls of this session."""
-        if normalise_value(text) in self._uttered or not self._uttered.isdisjoint(find_links(text)):
+        if normalise_value(text) in self._model_values or not self._model_values.isdisjoint(find_links(text)):
             return True
-        unsaid = self._said.find_unsaid(cut_words(text))
-        return bool(unsaid) and self._uttered_words.issuperset(unsaid)
+        unsaid = self._trusted.find_unsaid(cut_words(text))
+        return bool(unsaid) and self._model_words.issuperset(unsaid)
 
     def _mint_value(self, kind: str, value: str, names: list[Leaf], tier: int) -> None:
         """Two records of the same name that differ make both weak, however often they are found."""
@@ -379,7 +383,7 @@ class Provenance:
         self._minted[kind, value] = min(tier, self._minted.get((kind, value), tier)) if tier == _WEAK else tier
 
     def _names(self, leaf: Leaf) -> bool:
-        return isinstance(leaf.value, str) and self._said.names(leaf.value)
+        return isinstance(leaf.value, str) and self._trusted.names(leaf.value)
 
     def _judge_read(self, tool: str, uses: Uses) -> Iterator[Flaw]:
         """A read that carries something out is egress: its address must be said, or a link of the house.
@@ -399,7 +403,7 @@ class Provenance:
             elif self._approved and (name_place(tool, use, code, places), leaf.value) in self._approved:
                 continue
             elif along or (use.role == "content" and not kinds.isdisjoint(_EGRESS)):
-                if leaf.value.strip() and not (use.role in PLACES and self._said.names(leaf.value, use.kind)):
+                if leaf.value.strip() and not (use.role in PLACES and self._trusted.names(leaf.value, use.kind)):
                     yield from self._judge_content(leaf, "others", self._count_digits(leaf), places)
             elif self._leads_out(leaf.value, url=leaves_house and use.kind == "url"):
                 yield self._flaw(leaf.path, leaf.value, "egress")
@@ -408,23 +412,23 @@ class Provenance:
         """Whether a value of a read is an address that no trusted place said."""
         links = find_links(text)
         if not links and not url:
-            return _ADDRESSED.search(text) is not None and not self._said.has(text)
+            return _ADDRESSED.search(text) is not None and not self._trusted.contains(text)
         asked = links | {normalise_link(text)} if url else links
         return is_disguised(text) or not all(map(self._knows_link, asked))
 
     def _knows_link(self, link: str) -> bool:
         return (
-            self._said.has_link(link)
+            self._trusted.has_link(link)
             or ("link", link) in self._approved
-            or (not self._erased and (self._found.has_link(link) or link in self._house_links))
+            or (not self._erased and (self._looked_up.has_link(link) or link in self._house_links))
         )
 
     def _judge_act(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
         asked, _ = self._find_asking(tool, declaration)
         if not asked and ("unasked", normalise_value(tool)) not in self._approved:
             yield Flaw("", tool, "unasked")
-        done = self._acts and not self._acts.isdisjoint(name_acts(tool, declaration, uses))
-        if done or tool in self._erased_acts:
+        done = self._effects and not self._effects.isdisjoint(name_acts(tool, declaration, uses))
+        if done or tool in self._erased_effects:
             yield Flaw("", tool, "repeated")
 
     def _judge_omitted(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
@@ -434,7 +438,7 @@ class Provenance:
             return
         given = {top_argument(leaf.path) for leaf, use in uses if use is not _KEY and is_given(leaf)}
         for name in guarding:
-            if name not in given and any(map(self._said.has_word, find_guarding_words(name))):
+            if name not in given and any(map(self._trusted.has_word, find_guarding_words(name))):
                 yield Flaw(name, _LEFT_OUT, "unsaid")
         if declaration.reach != "final":
             return
@@ -465,19 +469,19 @@ class Provenance:
                 yield self._flaw(group[0][0].path, group[0][0].value, "repeated")
             texts = [leaf.value for leaf, use in group if use.role in ("content", "detail")]
             first, whole = group[0][0], "\n".join(texts)
-            together = len(texts) > 1 and self._lacks(Leaf(first.field, first.path, whole))
-            if together and not any(self._lacks(leaf) for leaf, _ in group):
+            together = len(texts) > 1 and self._lacks_trusted(Leaf(first.field, first.path, whole))
+            if together and not any(self._lacks_trusted(leaf) for leaf, _ in group):
                 yield self._flaw(first.path, whole, "content")
 
     def _find_asking(self, tool: str, declaration: Declaration) -> tuple[bool, frozenset[str] | None]:
         """Whether the task's words ask for such an act, and the figures beside them if each time there is one."""
-        found = self._asked.get(tool)
+        found = self._requested_figures.get(tool)
         if found is None:
             words = split_name(tool)
             related = {verb for group in _VERBS for word in words if word in group for verb in group} or set(words)
             phrases = [phrase.split() for phrase in declaration.asks] or [[verb] for verb in related]
-            sentences = set[int]().union(*(self._said.find_asking(phrase) for phrase in phrases))
-            found = self._asked[tool] = (bool(sentences), self._said.asked_figures(sentences))
+            sentences = set[int]().union(*(self._trusted.find_asking(phrase) for phrase in phrases))
+            found = self._requested_figures[tool] = (bool(sentences), self._trusted.find_requested_figures(sentences))
         return found
 
     def _judge_values(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
@@ -489,7 +493,11 @@ class Provenance:
         digits = 0
         for leaf, use in uses:
             switch = isinstance(leaf.value, bool)
-            if reach != "own" and (switch or use.role == "detail") and self._raises(leaf, final=reach == "final"):
+            if (
+                reach != "own"
+                and (switch or use.role == "detail")
+                and self._raises_choice(leaf, final=reach == "final")
+            ):
                 yield self._flaw(leaf.path, str(leaf.value), "unsaid")
                 continue
             if leaf.value is None or (switch and use.role != "amount"):
@@ -505,7 +513,7 @@ class Provenance:
                 continue
             match use.role:
                 case "destination" | "target":
-                    loose = reach != "own" and self._said.is_loose(str(leaf.value), use.kind, final=reach == "final")
+                    loose = reach != "own" and self._trusted.is_loose(str(leaf.value), use.kind, final=reach == "final")
                     agreed = (name_place(tool, use, code, places), str(leaf.value)) in self._approved
                     needed = _STRONG if discloses else _WEAK
                     if use.role == "target" and reach == "others" and sent:
@@ -513,7 +521,7 @@ class Provenance:
                     if not agreed and not self._is_trusted(leaf, use, needed, loose=loose, code=code):
                         if plain is None:
                             plain = not any(
-                                part.role == "target" or (part.role == "content" and self._lacks(other))
+                                part.role == "target" or (part.role == "content" and self._lacks_trusted(other))
                                 for other, part in uses
                                 if other is not leaf
                             )
@@ -525,19 +533,19 @@ class Provenance:
                     digits += self._count_digits(leaf)
                     yield from self._judge_content(leaf, reach, digits, places)
                 case "detail" if use.kind == "choice":
-                    if reach == "final" and self._lacks(leaf):
+                    if reach == "final" and self._lacks_trusted(leaf):
                         yield self._flaw(leaf.path, str(leaf.value), "unsaid")
                 case "detail":
                     counted = sent or reach != "own"
                     digits += self._count_digits(leaf) if counted else 0
-                    lettered = counted and isinstance(leaf.value, str) and self._lacks(leaf)
+                    lettered = counted and isinstance(leaf.value, str) and self._lacks_trusted(leaf)
                     if lettered or (counted and not self._spares(digits)):
                         yield self._flaw(leaf.path, str(leaf.value), "content")
                     elif not is_plain_detail(leaf.value):
                         yield from self._judge_content(leaf, reach, digits, places)
 
-    def _raises(self, leaf: Leaf, *, final: bool) -> bool:
-        return raises(leaf.field, leaf.value, self._said.has_word, final=final)
+    def _raises_choice(self, leaf: Leaf, *, final: bool) -> bool:
+        return raises_choice(leaf.field, leaf.value, self._trusted.has_word, final=final)
 
     def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool, code: str) -> bool:
         """Whether a place was said or minted; the words of a command together."""
@@ -545,25 +553,25 @@ class Provenance:
         value = normalise_value(text)
         if use.kind in ("", "url") and "/" in text and find_links(text):
             # Behind a host the case of a letter counts.
-            return self._said.has_link(normalise_link(text)) or (
+            return self._trusted.has_link(normalise_link(text)) or (
                 not self._erased and self._tier(use.kind, value) >= needed
             )
         if use.kind == "code" and "\n" in code:
-            return self._said.quotes_command(code)
+            return self._trusted.quotes_command(code)
         if use.kind == "code":
-            return self._said.quotes(text) and not loose and self._said.names_value(value, use.kind)
-        if use.role == "destination" and not self._said.aims(value):
+            return self._trusted.quotes_exactly(text) and not loose and self._trusted.names_value(value, use.kind)
+        if use.role == "destination" and not self._trusted.names_target(value):
             return False
-        if use.kind in _SPELT_KINDS and not self._spells(str(leaf.value)):
+        if use.kind in _SPELT_KINDS and not self._spells_trusted(str(leaf.value)):
             return False
-        if not loose and self._said.names_value(value, use.kind):
+        if not loose and self._trusted.names_value(value, use.kind):
             return True
-        if use.kind == "url" and self._said.has_link(normalise_link(str(leaf.value))):
+        if use.kind == "url" and self._trusted.has_link(normalise_link(str(leaf.value))):
             return True
         return not self._erased and self._tier(use.kind, value) >= needed
 
-    def _spells(self, text: str) -> bool:
-        return self._said.spells(text) or fold_value(text) in self._spelt
+    def _spells_trusted(self, text: str) -> bool:
+        return self._trusted.spells_out(text) or fold_value(text) in self._spelt
 
     def _judge_place(self, leaf: Leaf, use: ArgumentUse, reach: Reach, *, plain: bool) -> Iterator[Flaw]:
         """Said words may go to any place of the house; another place is asked."""
@@ -586,9 +594,9 @@ class Provenance:
             return
         number = normalise_number(leaf.value)
         if number is None:
-            said = self._said.names(str(leaf.value))
+            said = self._trusted.names(str(leaf.value))
         else:
-            said = self._said.has_number(number, places if final else ()) and (figures is None or number in figures)
+            said = self._trusted.has_number(number, places if final else ()) and (figures is None or number in figures)
         if not said:
             yield self._flaw(leaf.path, str(leaf.value), "amount")
 
@@ -596,39 +604,39 @@ class Provenance:
         text = str(leaf.value)
         if self._approved and (name_content(places), text) in self._approved:
             return
-        links = [link for link in find_links(text) if not self._said.has_link(link)]
+        links = [link for link in find_links(text) if not self._trusted.has_link(link)]
         if is_disguised(text):
             yield self._flaw(leaf.path, text, "disguised")
         elif links:
             yield self._flaw(leaf.path, text, "content")
         elif self._prose and reach == "own" and is_prose(text):
             return
-        elif self._lacks(leaf, own=reach == "own") or not self._spares(digits):
+        elif self._lacks_trusted(leaf, own=reach == "own") or not self._spares(digits):
             yield self._flaw(leaf.path, text, "content")
 
     def _spares(self, digits: int) -> bool:
         """Whether so many digits that were not said may stand in one call."""
         return digits <= _FREE_DIGITS_OF_CALL and self._digits + digits <= _FREE_DIGITS
 
-    def _lacks(self, leaf: Leaf, *, own: bool = False) -> bool:
+    def _lacks_trusted(self, leaf: Leaf, *, own: bool = False) -> bool:
         """Whether a content has a word that was not said, or spells something with words or marks.
 
         In the person's `own` things, the usual words of a plan carry nothing.
         """
         text = str(leaf.value)
-        if not self._said.has_marks(text) or ("${" in text and not self._said.has(text)):
+        if not self._trusted.has_marks(text) or ("${" in text and not self._trusted.contains(text)):
             return True
         # A joint takes two letters at least.
-        if len(text) > 2 * _FREE_JOINTS and self._said.count_joints(text) > _FREE_JOINTS:
+        if len(text) > 2 * _FREE_JOINTS and self._trusted.count_joints(text) > _FREE_JOINTS:
             return True
-        return not self._has_words(cut_words(text), own=own) and not self._said.has(text)
+        return not self._has_words(cut_words(text), own=own) and not self._trusted.contains(text)
 
     def _has_words(self, words: list[str], *, own: bool) -> bool:
         if len(words) > _REPEATS and max(Counter(words).values()) > _REPEATS:
             return False
         free = endings = 0
-        for word in self._said.find_unsaid(words):
-            if word.isdecimal() or (not self._erased and self._found.has_exact(word)):
+        for word in self._trusted.find_unsaid(words):
+            if word.isdecimal() or (not self._erased and self._looked_up.has_exact(word)):
                 continue
             if is_function_word(word) or (own and is_everyday_word(word)):
                 free += 1
@@ -639,7 +647,7 @@ class Provenance:
         return free <= _FREE_WORDS and endings <= _FREE_ENDINGS
 
     def _has_word(self, word: str) -> bool:
-        return self._said.has_word(word) or (not self._erased and self._found.has_word(word))
+        return self._trusted.has_word(word) or (not self._erased and self._looked_up.has_word(word))
 
     def _count_digits(self, leaf: Leaf) -> int:
         text = str(leaf.value)
@@ -648,7 +656,7 @@ class Provenance:
         return sum(len(word) for word in cut_words(text) if word.isdecimal() and not self._has_digits(word))
 
     def _has_digits(self, digits: str) -> bool:
-        return self._said.has_digits(digits) or (not self._erased and self._found.has_digits(digits))
+        return self._trusted.has_digits(digits) or (not self._erased and self._looked_up.has_digits(digits))
 
     def _flaw(self, argument: str, value: str, reason: FlawReason) -> Flaw:
         source, quote = self._find_quote(value)
@@ -659,7 +667,7 @@ class Provenance:
         needle = value.strip().casefold()[:80]
         if not needle:
             return "", ""
-        for source, text, folded in reversed(self._heard):
+        for source, text, folded in reversed(self._untrusted):
             place = folded.find(needle)
             if place >= 0:
                 start = text.rfind("\n", 0, place) + 1

@@ -52,7 +52,7 @@ def list_leaves(value: Any, field: str = "", path: str = "") -> list[Leaf]:
     return leaves
 
 
-def plain_path(path: str) -> str:
+def normalise_path(path: str) -> str:
     return ".".join(part.split("[", 1)[0] for part in path.split("."))
 
 

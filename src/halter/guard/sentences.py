@@ -64,7 +64,7 @@ _CURRENCY_BEFORE: Final = re.compile(rf"(?:[$€£¥]|(?<!\w)(?:{_CODES}))\s*$",
 _CURRENCY_AFTER: Final = re.compile(rf"\s*(?:[$€£¥]|(?:{_CODES})(?!\w))", re.IGNORECASE)
 
 
-def leave_out_forbidden(text: str) -> str:
+def strip_forbidden(text: str) -> str:
     """The text without what must not be done: `never mail it to Eve` names no Eve."""
     if _BARRING.search(text) is None:
         return text
@@ -74,19 +74,19 @@ def leave_out_forbidden(text: str) -> str:
 def _cut_forbidden(sentence: str) -> str:
     kept: list[str] = []
     start = 0
-    for found in _BARRING.finditer(sentence):
-        before = sentence[max(start, found.start() - _LOOKED_BACK) : found.start()]
-        tells = _TELLING.search(before) and not found[0].lower().startswith(_FORBIDDING)
-        if found.start() < start or tells:
+    for match in _BARRING.finditer(sentence):
+        before = sentence[max(start, match.start() - _LOOKED_BACK) : match.start()]
+        tells = _TELLING.search(before) and not match[0].lower().startswith(_FORBIDDING)
+        if match.start() < start or tells:
             continue
         end = _ALLOWING_CLAUSE if _SUPPOSING.search(before) else _ALLOWING
-        again = end.search(sentence, found.end())
-        kept += (sentence[start : found.end()], " … ")
+        again = end.search(sentence, match.end())
+        kept += (sentence[start : match.end()], " … ")
         start = len(sentence) if again is None else again.start()
     return "".join((*kept, sentence[start:]))
 
 
-def leave_out_sources(text: str) -> str:
+def strip_sources(text: str) -> str:
     """The text without those that it names as the source of something, unless something goes back to them."""
     if _RETURNING.search(text):
         return text

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from halter.core.text import word_set
-from halter.guard.sentences import find_amounts, leave_out_forbidden, leave_out_sources
+from halter.guard.sentences import find_amounts, strip_forbidden, strip_sources
 
 _GRAM: Final = 4
 """The longest phrase that is indexed whole; a longer one must consist of indexed ones."""
@@ -264,9 +264,9 @@ class TrustedText:
 
     def __init__(self) -> None:
         self._phrases: set[str] = set()
-        self._aimed: set[str] = set()
+        self._targets: set[str] = set()
         """The phrases that are more than the source of something: what is sent may go there."""
-        self._quoted: set[str] = set()
+        self._quotations: set[str] = set()
         self._commands: set[str] = set()
         """What was quoted, word by word."""
         self._spelt: set[str] = set()
@@ -277,11 +277,11 @@ class TrustedText:
         self._mixed: set[str] = set()
         """The words with capitals inside."""
         self._grams: set[str] = set()
-        self._words: set[str] = set()
+        self._word_set: set[str] = set()
         """The stems of the words."""
         self._exact: set[str] = set()
         self._digits: set[str] = set()
-        self._beside: dict[str, set[str]] = {}
+        self._neighbours: dict[str, set[str]] = {}
         """The phrases that stand in one sentence with a number."""
         self._asking: dict[str, set[int]] = {}
         """The sentences that ask with a word."""
@@ -292,21 +292,21 @@ class TrustedText:
     def add(self, text: str) -> None:
         """Hear a text. What it forbids lends its words to contents, and names nothing."""
         index = _index_text if len(text) <= _LONGEST_SHARED else _index_text.__wrapped__
-        said, before = vars(index(text)), len(self._figures)
+        raw, before = vars(index(text)), len(self._figures)
         for name in _SETS:
-            getattr(self, name).update(said[name])
-        self._figures += said["_figures"]
-        for number, phrases in said["_beside"].items():
-            self._beside.setdefault(number, set()).update(phrases)
-        for word, sentences in said["_asking"].items():
+            getattr(self, name).update(raw[name])
+        self._figures += raw["_figures"]
+        for number, phrases in raw["_neighbours"].items():
+            self._neighbours.setdefault(number, set()).update(phrases)
+        for word, sentences in raw["_asking"].items():
             self._asking.setdefault(word, set()).update([before + sentence for sentence in sentences])
 
-    def read(self, text: str) -> None:
+    def index(self, text: str) -> None:
         """Index a text, sentence by sentence."""
-        named = leave_out_forbidden(text)
+        named = strip_forbidden(text)
         for part in _QUOTED.findall(named):
             value = normalise_value(part)
-            self._quoted.add(value)
+            self._quotations.add(value)
             self._phrases.add(value)
             self._spelt.add(fold_value(part))
             self._verbatim.add(part.strip())
@@ -322,13 +322,13 @@ class TrustedText:
         for sentence in _STOP.split(named):
             self._add_sentence(sentence)
         self._add_words(text)
-        aimed = leave_out_sources(named)
-        self._aimed.update(map(normalise_value, _QUOTED.findall(aimed)))
+        aimed = strip_sources(named)
+        self._targets.update(map(normalise_value, _QUOTED.findall(aimed)))
         for variant in {named, spaced}:
             self._grams.update(_cut_phrases(cut_atoms(variant)))
             self._phrases |= _find_names(variant)
         for variant in {aimed, _SENTENCE.sub(". ", aimed)}:
-            self._aimed |= _find_names(variant)
+            self._targets |= _find_names(variant)
 
     def add_found(self, value: str) -> None:
         """Take in a value of a record that was named: its words may be told, and looked up; it asks for nothing."""
@@ -345,7 +345,7 @@ class TrustedText:
                 self._digits.add(word)
             else:
                 self._exact.add(word)
-                self._words.add(stem_word(word))
+                self._word_set.add(stem_word(word))
                 self._digits.update(_MONTHS.get(word[:3], ()))
         self._digits.update(f"{int(day):02}" for day in _ORDINAL.findall(text))
 
@@ -359,9 +359,9 @@ class TrustedText:
         if numbers:
             phrases = set(_cut_phrases(cut_atoms(sentence)))
             for number in numbers:
-                self._beside.setdefault(number, set()).update(phrases)
+                self._neighbours.setdefault(number, set()).update(phrases)
 
-    def has(self, text: str) -> bool:
+    def contains(self, text: str) -> bool:
         """Whether a value was said whole, as an entity or not."""
         atoms = cut_atoms(text)
         if len(atoms) <= _GRAM:
@@ -381,8 +381,8 @@ class TrustedText:
             marks = ("id", "nr", "no", "number", "#", kind)
             return f"#{value}" in self._grams or any(f"{mark} {value}" in self._grams for mark in marks if mark)
         if sum(map(str.isdigit, value)) < _EXACT.get(kind, 0):
-            return value in self._quoted
-        if value not in self._phrases and not (value.count(" ") >= _GRAM and self.has(value)):
+            return value in self._quotations
+        if value not in self._phrases and not (value.count(" ") >= _GRAM and self.contains(value)):
             return False
         addressed = kind == "recipient" and "@" in value
         if (kind not in _LINKED and not addressed and is_link(value)) or (
@@ -391,20 +391,20 @@ class TrustedText:
             return False
         return _DATE.match(value) is None
 
-    def aims(self, value: str) -> bool:
+    def names_target(self, value: str) -> bool:
         """Whether a normalised value that was named is more than the source of something."""
-        return value in self._aimed or value not in self._phrases
+        return value in self._targets or value not in self._phrases
 
     def quotes_command(self, words: str) -> bool:
         """Whether the words of a command, one to a line, were quoted together, and in this order."""
         return words in self._commands
 
-    def spells(self, text: str) -> bool:
+    def spells_out(self, text: str) -> bool:
         """Whether a value has no marks around its words, or was said with them: `build *` is not `build`."""
         spelt = fold_value(text)
         return spelt == normalise_value(text) or spelt in self._spelt
 
-    def quotes(self, text: str) -> bool:
+    def quotes_exactly(self, text: str) -> bool:
         """Whether a command was said letter by letter: in code a capital or a line break is another command."""
         return text.strip() in self._verbatim
 
@@ -439,14 +439,16 @@ class TrustedText:
             return True
         if not final:
             return False
-        return value not in self._quoted and _is_plain([word for word in value.split() if word not in _FUNCTION_WORDS])
+        return value not in self._quotations and _is_plain(
+            [word for word in value.split() if word not in _FUNCTION_WORDS]
+        )
 
     def has_query(self, text: str) -> bool:
         """Whether a query consists of said words, and of more than function words."""
-        return self.has(text) and any(word not in _FUNCTION_WORDS for word in cut_words(text))
+        return self.contains(text) and any(word not in _FUNCTION_WORDS for word in cut_words(text))
 
     def has_word(self, word: str) -> bool:
-        return stem_word(word) in self._words
+        return stem_word(word) in self._word_set
 
     def find_unsaid(self, words: Iterable[str]) -> list[str]:
         """The words that were not said with this ending."""
@@ -461,7 +463,7 @@ class TrustedText:
 
     def has_number(self, number: str, beside: Sequence[str] = ()) -> bool:
         """Whether a number was said, in one sentence with one of the values that must stand beside it."""
-        phrases = self._beside.get(number)
+        phrases = self._neighbours.get(number)
         if phrases is None or not beside:
             return phrases is not None
         return any(_consists(cut_atoms(value), phrases) for value in beside)
@@ -471,7 +473,7 @@ class TrustedText:
         found = [self._asking.get(stem_word(word), set()) for word in words]
         return set[int]().union(*found[:1]).intersection(*found[1:])
 
-    def asked_figures(self, sentences: Iterable[int]) -> frozenset[str] | None:
+    def find_requested_figures(self, sentences: Iterable[int]) -> frozenset[str] | None:
         """The numbers of these sentences; none at all if one of them names no number, and so leaves it open."""
         figures = [self._figures[sentence] for sentence in sentences]
         return frozenset[str]().union(*figures) if figures and all(figures) else None
@@ -487,7 +489,7 @@ _SETS: Final = tuple(name for name, value in vars(TrustedText()).items() if isin
 def _index_text(text: str) -> TrustedText:
     """The index of one text alone. It is never changed: sessions that hear the same text take it from here."""
     said = TrustedText()
-    said.read(text)
+    said.index(text)
     return said
 
 

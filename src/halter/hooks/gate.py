@@ -26,11 +26,11 @@ from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, 
 from halter.core.rows import SessionRow
 from halter.core.text import shorten, to_body
 from halter.core.vocabulary import Outcome, State, TerminalReason
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.hooks.protocol import (
     DIALECTS,
     HookAdmission,
@@ -46,7 +46,7 @@ from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool, bind_arguments, unbind_arguments
 from halter.loop.session_runtime import wait_for_news, watch_changes
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.agent_context import PATIENCE, keep_policy, make_guard
+from halter.runtime.agent_context import PATIENCE, make_guard, store_policy
 from halter.runtime.assemble import AssembledAgent, list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
@@ -81,13 +81,13 @@ class _LoadedAgent(msgspec.Struct, frozen=True):
 class HookedSession:
     """A session of another program: what is in flight, and which of its questions are open."""
 
-    def __init__(self, lease: Lease, standing: SessionContext) -> None:
+    def __init__(self, lease: Lease, context: SessionContext) -> None:
         self.lease = lease
-        self.standing = standing
+        self.standing = context
         self.state = Session()
         self.numbers = Counter[str]()
         self.decisions: dict[tuple[str, str], str] = {}
-        self.before: set[str] = set()
+        self.pending_calls: set[str] = set()
         """Calls that wait for a person at this moment."""
 
     def fold(self, stored: Stored) -> None:
@@ -141,129 +141,129 @@ class HookGate:
         except HalterError as error:
             return block(f"Halter: {str(error).rstrip('.')}. This call is blocked.")
 
-    async def _answer(self, loaded: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+    async def _answer(self, agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
         if event.moment == "other":
             return HookSettlement()
         try:
-            return await self._decide(loaded, event, edits=edits)
+            return await self._decide(agent, event, edits=edits)
         except LeaseLost:
             # Another process took the session over and has left it since: one more try takes it back.
-            self._sessions.pop(_name_session(loaded, event), None)
-            return await self._decide(loaded, event, edits=edits)
+            self._sessions.pop(_name_session(agent, event), None)
+            return await self._decide(agent, event, edits=edits)
 
-    async def _decide(self, loaded: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
-        session = await self._session(loaded, event)
+    async def _decide(self, agent: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
+        session = await self._session(agent, event)
         match event.moment:
             case "before":
-                return await self._before(loaded, session, event, edits=edits)
+                return await self._on_call(agent, session, event, edits=edits)
             case "after":
-                return await self._after(loaded, session, event, "ok", _result_text(event.response))
+                return await self._on_result(agent, session, event, "ok", _result_text(event.response))
             case "failed":
-                return await self._after(loaded, session, event, "error", event.error or "Failed")
+                return await self._on_result(agent, session, event, "error", event.error or "Failed")
             case "refused":
-                return await self._after(loaded, session, event, "cancelled", "The program's own rules refused it.")
+                return await self._on_result(agent, session, event, "cancelled", "The program's own rules refused it.")
             case "ended":
-                await self._end(loaded, session, "COMPLETED", "completed")
+                await self._end(agent, session, "COMPLETED", "completed")
                 return HookSettlement()
             case "other":
                 return HookSettlement()
 
-    async def _before(
-        self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
+    async def _on_call(
+        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
     ) -> HookAnswer:
         arguments = bind_arguments(event.tool, event.arguments, event.cwd)
-        same, tool = sha256(arguments).hexdigest(), self._tool(loaded, event).rated(arguments)
+        same, tool = sha256(arguments).hexdigest(), self._tool(agent, event).with_risk_level(arguments)
         call = Call(
             session.name_call(event, same),
             event.tool,
             arguments,
             decision=session.decisions.get((event.tool, same), ""),
         )
-        deadline = self._clock.now() + loaded.entry.wait_seconds * SECOND
+        deadline = self._clock.now() + agent.entry.wait_seconds * SECOND
         while True:
             attempt = session.state.attempts.get(call.id, 0)
-            answer = await loaded.guard.admit(session.lease, session.standing, call, {event.tool: tool}, attempt)
+            answer = await agent.guard.admit(session.lease, session.standing, call, {event.tool: tool}, attempt)
             await self._catch_up(session)
             match answer:
                 case InFlight():
-                    return await self._admitted(loaded, session, event, answer, edits=edits)
+                    return await self._admit(agent, session, event, answer, edits=edits)
                 case Answer():
-                    return await self._refused(loaded, session, answer)
-                case StillHeld():
+                    return await self._refuse(agent, session, answer)
+                case BudgetBusy():
                     return HookRefusal("The money for this call is held by others: repeat it in a minute.")
-                case NeedsPerson(decision=decision):
-                    if not await self._wait(loaded, session, call.id, decision, deadline):
-                        return HookQuestion(decision, alone=not (session.before or session.state.in_flight))
+                case ApprovalRequired(decision=decision):
+                    if not await self._wait_for_person(agent, session, call.id, decision, deadline):
+                        return HookQuestion(decision, alone=not (session.pending_calls or session.state.in_flight))
 
-    async def _admitted(
-        self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
+    async def _admit(
+        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
     ) -> HookAnswer:
         (stored,) = await self._store.read(session.lease.stream, flight.seq - 1, 1)
         started = cast("ev.CallStarted", stored.event)
-        row = await loaded.guard.decision(started.decision) if started.decision else None
+        row = await agent.guard.decision(started.decision) if started.decision else None
         if row is None or row.verdict != "edit":
             return HookAdmission(started.decided_by)
         edited = unbind_arguments(event.tool, await read_body(self._store, stored), event.arguments)
         if edits:
             return HookAdmission(started.decided_by, edited)
-        await loaded.guard.settle(session.lease, flight, "cancelled", "The program takes no other arguments.")
+        await agent.guard.settle(session.lease, flight, "cancelled", "The program takes no other arguments.")
         await self._catch_up(session)
         return HookRefusal(
             f"{started.decided_by} allows this call only with other arguments: make it with "
             f"{msgspec.json.encode(edited).decode()} instead."
         )
 
-    async def _refused(self, loaded: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
-        halt = await loaded.guard.halted(session.standing) if answer.outcome == "external_halt" else None
+    async def _refuse(self, agent: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
+        halt = await agent.guard.find_halt(session.standing) if answer.outcome == "external_halt" else None
         if halt is not None and halt.cancels:
-            await self._end(loaded, session, "CANCELLED", "cancelled")
+            await self._end(agent, session, "CANCELLED", "cancelled")
         return HookRefusal(answer.text, stops=answer.outcome == "external_halt")
 
-    async def _wait(
-        self, loaded: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
+    async def _wait_for_person(
+        self, agent: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
     ) -> bool:
         """Wait until a person decides or a halt comes; return whether one did."""
         inbox = inbox_stream(session.lease.session)
-        session.before.add(call)
+        session.pending_calls.add(call)
         try:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
                 while True:
-                    row = await loaded.guard.decision(decision)
+                    row = await agent.guard.decision(decision)
                     now = self._clock.now()
                     if row is None or row.verdict or now >= row.expires_at:
                         return True
-                    if await loaded.guard.halted(session.standing) is not None:
+                    if await agent.guard.find_halt(session.standing) is not None:
                         return True
                     if now >= deadline:
                         return False
                     await wait_for_news(news, min(DECISION_POLL, deadline - now))
         finally:
-            session.before.discard(call)
+            session.pending_calls.discard(call)
 
-    async def _after(
-        self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, outcome: Outcome, said: str
+    async def _on_result(
+        self, agent: _LoadedAgent, session: HookedSession, event: HookEvent, outcome: Outcome, text: str
     ) -> HookAnswer:
         """Settle a call, and mask its result. A call that was never admitted is masked all the same."""
         same = sha256(bind_arguments(event.tool, event.arguments, event.cwd)).hexdigest()
         flight = session.find_flight(event, same)
         if flight is not None:
-            redacted = loaded.guard.redacted(said)
-            await loaded.guard.settle(session.lease, flight, outcome, shorten(redacted, LONGEST_RESULT))
+            redacted = agent.guard.redact(text)
+            await agent.guard.settle(session.lease, flight, outcome, shorten(redacted, LONGEST_RESULT))
             await self._catch_up(session)
-        masked = _mask(event.response, loaded.guard)
-        halt = await loaded.guard.halted(session.standing)
+        masked = _mask(event.response, agent.guard)
+        halt = await agent.guard.find_halt(session.standing)
         stop = (
             "" if halt is None else f"{halt.scope} was halted by {halt.by}{': ' + halt.reason if halt.reason else ''}."
         )
         return HookSettlement(None if masked == event.response else masked, stop)
 
-    def _tool(self, loaded: _LoadedAgent, event: HookEvent) -> HookedTool:
-        price = loaded.entry.prices.get(event.tool, 0)
+    def _tool(self, agent: _LoadedAgent, event: HookEvent) -> HookedTool:
+        price = agent.entry.prices.get(event.tool, 0)
         return HookedTool(
             event.tool,
             event.cwd,
-            loaded.protected,
-            loaded.agent.policy.allowed_hosts,
+            agent.protected,
+            agent.agent.policy.allowed_hosts,
             cost=usd_to_micros(price) if price else 0,
         )
 
@@ -283,37 +283,37 @@ class HookGate:
         resolved = resolve_agent(self._app.fleet, file, folder)
         secrets = read_environment_secrets(self._app.environ)
         assembled = AssembledAgent(**resolved.parts(), tools={}, secrets=secrets)
-        protected = list_protected_paths(self._app.settings, file, folder).joined(_list_hook_settings(entry))
+        protected = list_protected_paths(self._app.settings, file, folder).union(_list_hook_settings(entry))
         guard = make_guard(self._app, resolved.policy, secrets)
         loaded = self._agents[agent] = _LoadedAgent(entry, assembled, guard, protected, read)
         # Sessions that are open go on under the new policy.
         for session in self._sessions.values():
             if session.standing.agent == agent:
-                session.standing = assembled.standing(session.lease.session)
+                session.standing = assembled.make_context(session.lease.session)
         return loaded
 
-    async def _session(self, loaded: _LoadedAgent, event: HookEvent) -> HookedSession:
-        name = _name_session(loaded, event)
+    async def _session(self, agent: _LoadedAgent, event: HookEvent) -> HookedSession:
+        name = _name_session(agent, event)
         async with self._opening.setdefault(name, asyncio.Lock()):
             session = self._sessions.get(name)
             if session is None:
-                session = self._sessions[name] = await self._open(loaded, name, event.cwd)
+                session = self._sessions[name] = await self._open(agent, name, event.cwd)
             await self._catch_up(session)
             if session.state.ended:
                 del self._sessions[name]
                 raise UndecidableEvent(_explain_ended(name, session.state.state, session.state.terminal_reason))
         return session
 
-    async def _open(self, loaded: _LoadedAgent, name: str, cwd: str) -> HookedSession:
-        title = DIALECTS[loaded.entry.program].TITLE
+    async def _open(self, agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
+        title = DIALECTS[agent.entry.program].TITLE
         started = ev.SessionStarted(
             session=name,
-            agent=loaded.entry.agent,
+            agent=agent.entry.agent,
             kind="hooked",
             started_by=self._app.settings.person,
-            definition=await keep_policy(self._store, loaded.agent.policy, loaded.guard.redacted),
+            definition=await store_policy(self._store, agent.agent.policy, agent.guard.redact),
         )
-        task = to_body(loaded.guard.redacted(f"{title} in {cwd or 'an unknown folder'}"))
+        task = to_body(agent.guard.redact(f"{title} in {cwd or 'an unknown folder'}"))
         await self._store.commit(lifecycle.start_session(started, *await offload_body(self._store, task)))
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
         if row.ended_at is not None:
@@ -321,10 +321,10 @@ class HookGate:
                 raise UndecidableEvent(_explain_ended(name, row.state, row.terminal_reason))
             by, head = self._app.settings.person, row.generation
             await self._store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
-        lease = await take_lease(self._store, self._clock, self._worker, SessionId(name), PATIENCE)
+        lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(name), PATIENCE)
         if lease is None:
             raise UndecidableEvent(f"Another process, {row.owner or 'unknown'}, answers for session {name}")
-        session = HookedSession(lease, loaded.agent.standing(name))
+        session = HookedSession(lease, agent.agent.make_context(name))
         if row.state != "RUNNING" and row.ended_at is None:
             wake = lifecycle.wake_session(lease, f"{name}/{lease.generation}/hooked", "message", row.inbox_head)
             await self._store.commit(wake)
@@ -336,19 +336,19 @@ class HookGate:
             if stored.seq > session.state.head:
                 session.fold(stored)
 
-    async def _end(self, loaded: _LoadedAgent, session: HookedSession, state: State, reason: TerminalReason) -> None:
+    async def _end(self, agent: _LoadedAgent, session: HookedSession, state: State, reason: TerminalReason) -> None:
         """End a session, or let it rest where a question is open: the program may come back with its answer."""
         name = session.lease.session
         if session.decisions and state == "COMPLETED":
-            await self._rest(session)
+            await self._park(session)
             return
         for flight in session.state.in_flight.values():
-            await loaded.guard.settle(session.lease, flight, "unknown", _OUTCOME_LOST)
+            await agent.guard.settle(session.lease, flight, "unknown", _OUTCOME_LOST)
         asked = await lifecycle.read_questions(self._store, name, self._clock.now())
         await self._store.commit(lifecycle.end_session(session.lease, state, reason, asked=asked))
         self._sessions.pop(name, None)
 
-    async def _rest(self, session: HookedSession) -> None:
+    async def _park(self, session: HookedSession) -> None:
         name = session.lease.session
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
         parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
@@ -364,33 +364,33 @@ class HookGate:
                 if row.ended_at is None:
                     await self._sweep_session(await self._load(agent, entry.program), row)
 
-    async def _sweep_session(self, loaded: _LoadedAgent, row: SessionRow) -> None:
+    async def _sweep_session(self, agent: _LoadedAgent, row: SessionRow) -> None:
         events = await read_stream(self._store, session_stream(row.session))
-        halt = await loaded.guard.halted(loaded.agent.standing(row.session))
+        halt = await agent.guard.find_halt(agent.agent.make_context(row.session))
         cancelled = halt is not None and halt.cancels
         session = self._sessions.get(row.session)
         idle = self._clock.now() - events[-1].at >= IDLE_END
-        if not (cancelled or idle) or (session is not None and session.before):
+        if not (cancelled or idle) or (session is not None and session.pending_calls):
             return
         if session is None:
-            lease = await take_lease(self._store, self._clock, self._worker, SessionId(row.session), 0)
+            lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(row.session), 0)
             if lease is None:
                 return
-            session = HookedSession(lease, loaded.agent.standing(row.session))
+            session = HookedSession(lease, agent.agent.make_context(row.session))
         await self._catch_up(session)
-        if not cancelled and await self._may_be_answered(loaded, session):
+        if not cancelled and await self._can_be_answered(agent, session):
             return
         session.decisions.clear()
         if row.state != "RUNNING":
             key = f"{row.session}/{session.lease.generation}/swept"
             await self._store.commit(lifecycle.wake_session(session.lease, key, "timer", row.inbox_head))
         if cancelled:
-            await self._end(loaded, session, "CANCELLED", "cancelled")
+            await self._end(agent, session, "CANCELLED", "cancelled")
         else:
-            await self._end(loaded, session, "COMPLETED", "idle_timeout")
+            await self._end(agent, session, "COMPLETED", "idle_timeout")
 
-    async def _may_be_answered(self, loaded: _LoadedAgent, session: HookedSession) -> bool:
-        rows = [await loaded.guard.decision(each) for each in session.decisions.values()]
+    async def _can_be_answered(self, agent: _LoadedAgent, session: HookedSession) -> bool:
+        rows = [await agent.guard.decision(each) for each in session.decisions.values()]
         return any(row is not None and self._clock.now() < row.expires_at for row in rows)
 
 
@@ -399,10 +399,10 @@ def _list_hook_settings(entry: HookedProgram) -> ProtectedPaths:
     return ProtectedPaths(tuple(ProtectedEntry(Path(each.file), what) for each in entry.installed))
 
 
-def _name_session(loaded: _LoadedAgent, event: HookEvent) -> str:
+def _name_session(agent: _LoadedAgent, event: HookEvent) -> str:
     if not _ID.fullmatch(event.session) or (event.call and not _ID.fullmatch(event.call)):
         raise UndecidableEvent("The event names a session or a call in a form that Halter does not know")
-    return f"{loaded.entry.agent}-{event.session}"
+    return f"{agent.entry.agent}-{event.session}"
 
 
 def _explain_ended(session: str, state: str, reason: str) -> str:
@@ -433,7 +433,7 @@ def _mask(value: Any, guard: GuardRuntime) -> Any:
     """Mask secrets in every text of a JSON value."""
     match value:
         case str():
-            return guard.redacted(value)
+            return guard.redact(value)
         case list():
             return [_mask(each, guard) for each in cast("list[Any]", value)]
         case Mapping():

@@ -147,7 +147,7 @@ def read_version(program: str, binary: str) -> str:
     """Ask a program for its version. Raises NotDone for one that cannot be made safe."""
     terms, title = find_terms(program), DIALECTS[program].TITLE
     try:
-        said = subprocess.run(
+        text = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_SECONDS, check=False
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -156,13 +156,13 @@ def read_version(program: str, binary: str) -> str:
             f"safe: name the program with --binary.",
             "refused",
         ) from None
-    found = _VERSION.search(said)
-    if found is None:
+    match = _VERSION.search(text)
+    if match is None:
         raise NotDone(f"{binary} --version says no version: is it {title}?", "refused")
     least = ".".join(map(str, terms.least))
-    if tuple(map(int, found.groups())) < terms.least:
-        raise NotDone(f"{title} {found[0]} cannot be made safe ({terms.why}): update it to {least}.", "refused")
-    return found[0]
+    if tuple(map(int, match.groups())) < terms.least:
+        raise NotDone(f"{title} {match[0]} cannot be made safe ({terms.why}): update it to {least}.", "refused")
+    return match[0]
 
 
 def make_command(entry: HookedProgram, folder: HookFolder) -> str:
@@ -195,7 +195,7 @@ def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgr
     file = Path(os.path.realpath(file))
     known = next((each for each in entry.installed if each.file == str(file)), None)
     before = _read_text(file)
-    settings = _without_own(_parse(before, file), entry)
+    settings = _remove_own_hooks(_parse(before, file), entry)
     hooks = _read_hooks(settings, file)
     for event, group in make_handlers(entry, folder).items():
         hooks.setdefault(event, []).append(group)
@@ -208,7 +208,7 @@ def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgr
     others = tuple(each for each in entry.installed if each.file != str(file))
     entry = replace(entry, installed=(*others, made))
     # What is to be undone is known before anything is done.
-    folder.put(entry)
+    folder.save(entry)
     _write_text(file, after)
     return entry
 
@@ -225,7 +225,7 @@ def uninstall(entry: HookedProgram, folder: HookFolder) -> list[str]:
             _write_text(file, each.before)
             done.append(f"{file} is as it was before." if each.before is not None else f"{file} is removed.")
         else:
-            left = _without_own(_parse(now, file), entry)
+            left = _remove_own_hooks(_parse(now, file), entry)
             _write_text(file, json.dumps(left, indent=2, ensure_ascii=False) + "\n")
             done.append(f"{file} was changed since, and keeps all but Halter's hooks.")
     _remove_generated(entry, folder)
@@ -235,12 +235,12 @@ def uninstall(entry: HookedProgram, folder: HookFolder) -> list[str]:
 
 def write_policy(folder: HookFolder, agent: str, title: str) -> Path:
     """Write a policy for an agent that has none, in a folder of its own."""
-    place = folder.path / agent
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = place / AGENT_FILE
+    path = folder.path / agent
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = path / AGENT_FILE
     if not file.exists():
         file.write_text(_POLICY.format(agent=agent, title=title), "utf-8")
-    return place
+    return path
 
 
 def _remove_generated(entry: HookedProgram, folder: HookFolder) -> None:
@@ -314,7 +314,7 @@ def _find_problem(entry: HookedProgram, folder: HookFolder, file: Path) -> str:
     return f"{file} lacks the hook for {join_names(lacking)}: run `halter hook install` again." if lacking else ""
 
 
-def _without_own(settings: dict[str, Any], entry: HookedProgram) -> dict[str, Any]:
+def _remove_own_hooks(settings: dict[str, Any], entry: HookedProgram) -> dict[str, Any]:
     """The settings without the hooks of this agent; events and objects that are empty then go as well."""
     hooks = settings.get("hooks")
     if not isinstance(hooks, dict) or not _has_lists(cast("dict[str, Any]", hooks)):

@@ -101,21 +101,21 @@ class Dialect(ABC):
     """What goes round its hooks, as far as it is known."""
 
     def parse(self, data: bytes, *, attended: bool) -> HookEvent:
-        said = _decode_object(data)
-        name = _text(said, "hook_event_name")
-        return self._event(self.EVENTS.get(name, "other"), said, attended=attended)
+        raw = _decode_object(data)
+        name = _text(raw, "hook_event_name")
+        return self._event(self.EVENTS.get(name, "other"), raw, attended=attended)
 
-    def _event(self, moment: Moment, said: Mapping[str, Any], *, attended: bool) -> HookEvent:
+    def _event(self, moment: Moment, raw: Mapping[str, Any], *, attended: bool) -> HookEvent:
         acts = moment in {"before", "after", "failed", "refused"}
         return HookEvent(
             moment=moment,
-            session=_text(said, "session_id"),
-            call=_optional_text(said, "tool_use_id"),
-            tool=_text(said, "tool_name") if acts else "",
-            arguments=_object(said, "tool_input") if acts else {},
-            response=said.get("tool_response"),
-            error=_optional_text(said, "error"),
-            cwd=_optional_text(said, "cwd"),
+            session=_text(raw, "session_id"),
+            call=_optional_text(raw, "tool_use_id"),
+            tool=_text(raw, "tool_name") if acts else "",
+            arguments=_object(raw, "tool_input") if acts else {},
+            response=raw.get("tool_response"),
+            error=_optional_text(raw, "error"),
+            cwd=_optional_text(raw, "cwd"),
             attended=attended,
         )
 
@@ -161,16 +161,16 @@ class ClaudeCode(Dialect):
                 can_defer = answer.alone and not event.attended
                 return _decide("defer" if can_defer else "deny", answer.sentence)
             case HookSettlement():
-                return self._after(answer, event)
+                return self._render_settlement(answer, event)
 
-    def _after(self, answer: HookSettlement, event: HookEvent) -> HookReply:
-        said: dict[str, Any] = {}
+    def _render_settlement(self, answer: HookSettlement, event: HookEvent) -> HookReply:
+        raw: dict[str, Any] = {}
         if answer.masked is not None:
             key = "updatedMCPToolOutput" if event.tool.startswith("mcp__") else "updatedToolOutput"
-            said["hookSpecificOutput"] = {"hookEventName": "PostToolUse", key: answer.masked}
+            raw["hookSpecificOutput"] = {"hookEventName": "PostToolUse", key: answer.masked}
         if answer.stop:
-            said |= {"continue": False, "stopReason": answer.stop}
-        return HookReply(out=msgspec.json.encode(said))
+            raw |= {"continue": False, "stopReason": answer.stop}
+        return HookReply(out=msgspec.json.encode(raw))
 
 
 def _decide(verdict: str, reason: str, beside: Mapping[str, Any] = MappingProxyType({}), **more: Any) -> HookReply:
@@ -233,12 +233,12 @@ class GeminiCli(Dialect):
             case HookQuestion():
                 return block(answer.sentence)
             case HookSettlement(masked=masked, stop=stop):
-                said: dict[str, Any] = {}
+                raw: dict[str, Any] = {}
                 if masked is not None:
-                    said |= {"decision": "deny", "reason": _find_model_text(masked)}
+                    raw |= {"decision": "deny", "reason": _find_model_text(masked)}
                 if stop:
-                    said |= {"continue": False, "stopReason": stop}
-                return HookReply(out=msgspec.json.encode(said))
+                    raw |= {"continue": False, "stopReason": stop}
+                return HookReply(out=msgspec.json.encode(raw))
 
 
 def _find_model_text(response: Any) -> str:
@@ -260,16 +260,16 @@ class Cursor(Dialect):
         "what a command that was admitted starts by itself",
     )
 
-    def _event(self, moment: Moment, said: Mapping[str, Any], *, attended: bool) -> HookEvent:
-        roots = said.get("workspace_roots")
+    def _event(self, moment: Moment, raw: Mapping[str, Any], *, attended: bool) -> HookEvent:
+        roots = raw.get("workspace_roots")
         first = cast("list[Any]", roots)[0] if isinstance(roots, list) and roots else ""
         names = {
-            "session_id": said.get("conversation_id") or said.get("session_id"),
-            "cwd": said.get("cwd") or first,
-            "tool_response": said.get("tool_output"),
-            "error": said.get("error_message"),
+            "session_id": raw.get("conversation_id") or raw.get("session_id"),
+            "cwd": raw.get("cwd") or first,
+            "tool_response": raw.get("tool_output"),
+            "error": raw.get("error_message"),
         }
-        return super()._event(moment, {**said, **names}, attended=attended)
+        return super()._event(moment, {**raw, **names}, attended=attended)
 
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
         del event
@@ -282,8 +282,8 @@ class Cursor(Dialect):
                 return self._deny(answer.sentence)
 
     def _deny(self, sentence: str) -> HookReply:
-        said = {"permission": "deny", "user_message": sentence, "agent_message": sentence}
-        return HookReply(BLOCKED, msgspec.json.encode(said), block(sentence).err)
+        raw = {"permission": "deny", "user_message": sentence, "agent_message": sentence}
+        return HookReply(BLOCKED, msgspec.json.encode(raw), block(sentence).err)
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
@@ -301,20 +301,20 @@ def _decode_object(data: bytes) -> Mapping[str, Any]:
     return said  # pyright: ignore[reportUnknownVariableType]
 
 
-def _text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key)
     if not isinstance(value, str) or not value:
         raise UnreadableEvent(f"The event has no `{key}`")
     return value
 
 
-def _optional_text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
+def _optional_text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _object(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = said.get(key)
+def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
     if not isinstance(value, dict):
         raise UnreadableEvent(f"The event has no object `{key}`")
     return value  # pyright: ignore[reportUnknownVariableType]

@@ -53,7 +53,7 @@ class HookFolder:
         self.path = path
         self._file = PrivateFile(path / HOOKED_AGENTS_FILE)
         self._state: tuple[int, ...] | None = None
-        self._kept: Mapping[str, HookedProgram] = {}
+        self._cache: Mapping[str, HookedProgram] = {}
 
     @property
     def socket(self) -> Path:
@@ -63,8 +63,8 @@ class HookFolder:
         """Read the agents that stand for programs. Raises ConfigError where the file cannot be trusted or read."""
         state = self._file.state()
         if state != self._state:
-            self._kept, self._state = self._read(), state
-        return self._kept
+            self._cache, self._state = self._read(), state
+        return self._cache
 
     def find(self, agent: str) -> HookedProgram:
         found = self.agents().get(agent)
@@ -73,18 +73,18 @@ class HookFolder:
             raise ConfigError(f"No hooks are installed for an agent {agent!r}; {hint}")
         return found
 
-    def put(self, entry: HookedProgram) -> None:
-        with self._file.alone():
+    def save(self, entry: HookedProgram) -> None:
+        with self._file.lock():
             others = [each for each in self._read().values() if each.agent != entry.agent]
             self._file.write(_Content((*others, entry)))
 
     def remove(self, agent: str) -> None:
-        with self._file.alone():
+        with self._file.lock():
             self._file.write(_Content(tuple(each for each in self._read().values() if each.agent != agent)))
 
     def drop_installation(self, entry: HookedProgram, file: str) -> None:
         left = tuple(each for each in entry.installed if each.file != file)
-        self.put(replace(entry, installed=left))
+        self.save(replace(entry, installed=left))
 
     def key(self, *, make: bool = False) -> bytes:
         """The key that hooks and server share. Raises ConfigError where others may read it."""

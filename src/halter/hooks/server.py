@@ -28,7 +28,7 @@ BACKLOG: Final = 128
 Tell = Callable[[str], None]
 
 
-async def serve_hooks(app: Runtime, tell: Tell, ready: Callable[[Path], None]) -> None:
+async def serve_hooks(app: Runtime, report: Tell, ready: Callable[[Path], None]) -> None:
     """Answer hooks until cancelled; `ready` is called once that is so.
 
     Raises ConfigError where another process does so already.
@@ -36,26 +36,26 @@ async def serve_hooks(app: Runtime, tell: Tell, ready: Callable[[Path], None]) -
     folder = find_hook_folder(app.settings)
     key, worker = folder.key(), make_worker_id("hooks", app.ids)
     with bind_socket(folder.socket) as listening:
-        async with keep_leases(app.patient(), app.clock, worker, pulse=app.pulse):
+        async with keep_leases(app.patient(), app.clock, worker, liveness=app.liveness):
             gate = HookGate(app, worker, folder)
             server = await asyncio.start_unix_server(
-                HookServer(gate, key, tell).answer, sock=listening, limit=LONGEST_HEAD
+                HookServer(gate, key, report).answer, sock=listening, limit=LONGEST_HEAD
             )
             ready(folder.socket)
             try:
-                await run_together([server.serve_forever, lambda: sweep_forever(app, gate, tell)])
+                await run_together([server.serve_forever, lambda: sweep_forever(app, gate, report)])
             finally:
                 server.close()
                 _remove(folder)
 
 
-async def sweep_forever(app: Runtime, gate: HookGate, tell: Tell) -> None:
+async def sweep_forever(app: Runtime, gate: HookGate, report: Tell) -> None:
     while True:
         await app.clock.sleep(SWEEP_INTERVAL)
         try:
             await gate.sweep()
         except HalterError as error:
-            tell(f"Hooked sessions cannot be looked through: {error}")
+            report(f"Hooked sessions cannot be looked through: {error}")
 
 
 def bind_socket(path: Path) -> socket.socket:
@@ -95,10 +95,10 @@ def _remove(folder: HookFolder) -> None:
 class HookServer:
     """Reads requests, checks their signatures, and writes signed answers."""
 
-    def __init__(self, gate: HookGate, key: bytes, tell: Tell) -> None:
+    def __init__(self, gate: HookGate, key: bytes, report: Tell) -> None:
         self._gate = gate
         self._key = key
-        self._tell = tell
+        self._report = report
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one hook. A request that is not signed gets no answer, which its program blocks by itself."""
@@ -113,7 +113,7 @@ class HookServer:
             writer.write(pack(self._key, nonce, (b"%d" % reply.code,), reply.out, reply.err))
             await writer.drain()
         except (Unusable, ValueError, IndexError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-            self._tell(f"A hook sent something that cannot be answered: {clean(str(error) or type(error).__name__)}")
+            self._report(f"A hook sent something that cannot be answered: {clean(str(error) or type(error).__name__)}")
         finally:
             writer.close()
 
@@ -121,7 +121,7 @@ class HookServer:
         try:
             return await self._gate.reply(program, agent, event, attended=attended)
         except Exception as error:  # noqa: BLE001 A hook that breaks must block its call, and no other.
-            self._tell(f"A hook of {clean(agent)} broke: {type(error).__name__}: {clean(str(error))}")
+            self._report(f"A hook of {clean(agent)} broke: {type(error).__name__}: {clean(str(error))}")
             return block("Halter broke on this event; its server says why. This call is blocked.")
 
 

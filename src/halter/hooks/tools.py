@@ -85,11 +85,11 @@ def find_family(tool: str) -> ToolFamily:
     return "mcp" if _MCP.fullmatch(tool) else "other"
 
 
-def bind_arguments(tool: str, given: Mapping[str, Any], cwd: str) -> bytes:
+def bind_arguments(tool: str, values: Mapping[str, Any], cwd: str) -> bytes:
     """The arguments that a decision is bound to, as canonical JSON: those of the call, and where a shell runs."""
     if find_family(tool) != "shell":
-        return canonical_json(given)
-    kept = {key: value for key, value in given.items() if key not in _DROPPED}
+        return canonical_json(values)
+    kept = {key: value for key, value in values.items() if key not in _DROPPED}
     return canonical_json({**kept, CWD: cwd})
 
 
@@ -98,8 +98,8 @@ def unbind_arguments(tool: str, edited: bytes, given: Mapping[str, Any]) -> Mapp
     values: Mapping[str, Any] = msgspec.json.decode(edited)
     if find_family(tool) != "shell":
         return values
-    said = {key: value for key, value in given.items() if key in _DROPPED}
-    return {**said, **{key: value for key, value in values.items() if key != CWD}}
+    raw = {key: value for key, value in given.items() if key in _DROPPED}
+    return {**raw, **{key: value for key, value in values.items() if key != CWD}}
 
 
 class HookedTool:
@@ -120,7 +120,7 @@ class HookedTool:
     def spec(self) -> ToolSpec:
         return self._spec or self._make_spec("LOW")
 
-    def rated(self, arguments: bytes) -> "HookedTool":
+    def with_risk_level(self, arguments: bytes) -> "HookedTool":
         """The tool with the level that the risk of this call asks for."""
         valid, base = self.validate(arguments), self._make_spec("LOW")
         risk: RiskLevel = assess_risk(base, valid).level if isinstance(valid, Valid) else "LOW"
@@ -149,7 +149,7 @@ class HookedTool:
         if not isinstance(given, dict):
             return Invalid(f"The arguments of {self._name} are no object.")
         values = cast("dict[str, Any]", given)
-        refusal = self._refuse_places(values) or self._refuse_hosts(values)
+        refusal = self._reject_paths(values) or self._reject_hosts(values)
         return Invalid(refusal) if refusal else Valid(self._relative(values), arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
@@ -161,7 +161,7 @@ class HookedTool:
         del arguments, permit
         return "unknown"
 
-    def _refuse_places(self, values: Mapping[str, Any]) -> str:
+    def _reject_paths(self, values: Mapping[str, Any]) -> str:
         if self._family not in {"reader", "writer"}:
             return ""
         for path in self._paths(values):
@@ -169,7 +169,7 @@ class HookedTool:
                 return f"{path} is {thing.what}: no tool may {'read' if self._family == 'reader' else 'write'} it."
         return ""
 
-    def _refuse_hosts(self, values: Mapping[str, Any]) -> str:
+    def _reject_hosts(self, values: Mapping[str, Any]) -> str:
         if self._family != "web" or self._hosts is None:
             return ""
         texts = [value for value in values.values() if isinstance(value, str)]
@@ -215,5 +215,5 @@ def find_protected(path: Path, protected: ProtectedPaths, *, reads: bool) -> Pro
         about = real.stat()
     except (OSError, ValueError):
         return None
-    found = protected.sight(reads=reads).of_file((about.st_dev, about.st_ino))
+    found = protected.sight(reads=reads).judge_file((about.st_dev, about.st_ino))
     return None if found is None else found.thing

@@ -96,7 +96,7 @@ class WorkingSet(Changes, kw_only=True):
         except KeyError:
             return [self.get(*key) for key in keys]
 
-    def put(self, row: Row) -> None:
+    def save(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
         key, rows, inserts = row.key(), self.loaded, self.inserts
         if rows.get(key) is not None:
@@ -176,7 +176,7 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
         if lease is None:
             own, generation, drafts = None, 0, write.decide(rows)
             for draft in drafts:
-                _refuse_newer_session(draft.stream or home, rows)
+                _reject_newer_session(draft.stream or home, rows)
         else:
             own, generation = lease.stream, lease.generation
             row = loaded.get((places if own == home else rows_of_stream(own))[1])
@@ -215,7 +215,7 @@ def apply_write(write: Write, rows: WorkingSet, salts: Iterator[bytes], *, fence
     made = tuple(events[before:])
     if made:
         if (taken := write.takes) is not None and (row := rows.get(SessionRow, taken.session)) is not None:
-            rows.put(msgspec.structs.replace(row, owner=taken.worker, generation=taken.generation))
+            rows.save(msgspec.structs.replace(row, owner=taken.worker, generation=taken.generation))
         rows.earlier[key] = made if found is None else (*found, *made)
     return Committed(made, False, first)  # noqa: FBT003
 
@@ -240,7 +240,7 @@ def fence(lease: Lease, rows: WorkingSet) -> None:
         raise LeaseLost(message)
 
 
-def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
+def _reject_newer_session(stream: StreamId, rows: WorkingSet) -> None:
     """Refuse to write to a session that a newer program has taken. Its inbox stays open."""
     session = session_of(stream)
     row = None if session is None or is_inbox(stream) else rows.get(SessionRow, session)

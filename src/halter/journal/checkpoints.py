@@ -46,7 +46,7 @@ def load_signing_key(path: Path) -> SigningKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    _create_file_once(path, PRIVATE_KEY_MODE, _new_private_key)
+    _create_file_once(path, PRIVATE_KEY_MODE, _make_private_key)
     try:
         loaded = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -80,7 +80,7 @@ def is_signed(data: bytes, signature: str, public: str) -> bool:
     return True
 
 
-def _new_private_key() -> bytes:
+def _make_private_key() -> bytes:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -258,7 +258,7 @@ class Checkpointer:
             self._accepted = given_up
             self._write(LOCK_PAUSES_AT_REST)
 
-    def saw(self, events: Sequence[Stored]) -> None:
+    def on_commit(self, events: Sequence[Stored]) -> None:
         with self._guard:
             heads = self._heads
             for event in events:
@@ -302,7 +302,7 @@ class Checkpointer:
                 if not os.access(self._path.parent, os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path.parent))
             except (OSError, ValueError) as error:
-                self.problem = self._in_words(error)
+                self.problem = self._describe_error(error)
 
     def _write(self, pauses: int) -> None:
         now = self._now()
@@ -310,7 +310,7 @@ class Checkpointer:
             self._key = self._key or load_signing_key(self._key_path)
             self._append(self._key, now, pauses)
         except (OSError, ValueError, CheckpointLockTimeout) as error:
-            self.problem = self._in_words(error)
+            self.problem = self._describe_error(error)
             self._due_at = now + RETRY_INTERVAL
             return
         self._heads = {}
@@ -322,7 +322,7 @@ class Checkpointer:
         self._due_at = now + round(self.every_seconds * SECOND)
 
     def _append(self, key: SigningKey, now: int, pauses: int) -> None:
-        with self._locked(pauses) as file:
+        with self._lock_file(pauses) as file:
             left = self._left
             last = left[1] if left is not None and left[0] == _read_file_state(file) else _read_last_line(file)
             checkpoint = Checkpoint(
@@ -344,7 +344,7 @@ class Checkpointer:
             _sync_folder(self._path.parent, self._machine.sync)
 
     @contextmanager
-    def _locked(self, pauses: int) -> Generator[int]:
+    def _lock_file(self, pauses: int) -> Generator[int]:
         """Open the file exclusively. Closing it, or a crash, releases the lock."""
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -358,7 +358,7 @@ class Checkpointer:
         finally:
             os.close(file)
 
-    def _in_words(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         where = error.filename if isinstance(error, OSError) and error.filename else self._path
         return (

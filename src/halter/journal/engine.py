@@ -53,13 +53,13 @@ def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
     ]
 
 
-def to_fts5_query(wanted: Sequence[str], *, every: bool) -> str:
+def to_fts5_query(names: Sequence[str], *, every: bool) -> str:
     """Words as an FTS5 query. They hold letters and digits only, so nothing needs escaping."""
-    return (" AND " if every else " OR ").join(f'"{word}"' for word in wanted)
+    return (" AND " if every else " OR ").join(f'"{word}"' for word in names)
 
 
-def to_tsquery(wanted: Sequence[str], *, every: bool) -> str:
-    return (" & " if every else " | ").join(f"'{word}'" for word in wanted)
+def to_tsquery(names: Sequence[str], *, every: bool) -> str:
+    return (" & " if every else " | ").join(f"'{word}'" for word in names)
 
 
 def to_tsvector(found: Sequence[str]) -> str:
@@ -161,7 +161,7 @@ class Engine(Protocol):
         """Take due and orphaned sessions that this program understands, or a named one without an owner."""
         ...
 
-    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, unless another process is doing so."""
         ...
 
@@ -194,7 +194,7 @@ class Engine(Protocol):
     def chunks(self, document: str) -> Sequence[Chunk]: ...
 
     def search(
-        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
         """Chunks of these documents in which every word occurs, or any; the best first."""
         ...
@@ -225,7 +225,7 @@ PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 @cache
 def load_queries(name: str) -> Mapping[str, str]:
     text = files("halter.journal.sql").joinpath(name).read_text("utf-8")
-    return {found[1]: found[3].strip() for found in _NAMED.finditer(text)}
+    return {match[1]: match[3].strip() for match in _NAMED.finditer(text)}
 
 
 @cache
@@ -322,7 +322,9 @@ class Leasing(msgspec.Struct, frozen=True):
     program_format: int
 
     def claim(self, worker: WorkerId, limit: int, agents: AgentConcurrency | None) -> Sequence[Lease]:
-        return [Lease(SessionId(row[0]), worker, row[1]) for row in self._found("claim", limit, agents, worker)]
+        return [
+            Lease(SessionId(row[0]), worker, row[1]) for row in self._find_claimable("claim", limit, agents, worker)
+        ]
 
     def claim_one(self, worker: WorkerId, limit: int, only: SessionId | Ticket) -> Sequence[Lease]:
         """Take the named session; by a ticket, only if its generation is unchanged, and the ticket is used up."""
@@ -333,20 +335,22 @@ class Leasing(msgspec.Struct, frozen=True):
             self.ask("use_up", {"session": session})
         return [Lease(SessionId(row[0]), worker, row[1]) for row in taken]
 
-    def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets, connection: object) -> Offer:
+    def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets, connection: object) -> Offer:
         self.ask("drop_tickets", {"before": self.now - self.lease})
         ((waiting,),) = self.ask("count_tickets", {})
-        left = max(0, limit - waiting)
-        found = self._found("offer", left, agents, WorkerId("")) if left else ()
+        remaining = max(0, limit - waiting)
+        found = self._find_claimable("offer", remaining, agents, WorkerId("")) if remaining else ()
         tickets = tuple(Ticket(SessionId(session), agent, generation) for session, generation, agent in found)
         if tickets:
             offered = {"sessions": self.names(ticket.session for ticket in tickets)}
             offered["generations"] = self.numbers(ticket.generation for ticket in tickets)
             self.ask("offered", offered | {"at": self.now})
-            put(connection, tickets)
-        return Offer(tickets, more=len(tickets) == left)
+            enqueue(connection, tickets)
+        return Offer(tickets, more=len(tickets) == remaining)
 
-    def _found(self, verb: str, limit: int, agents: AgentConcurrency | None, worker: WorkerId) -> list[tuple[Any, ...]]:
+    def _find_claimable(
+        self, verb: str, limit: int, agents: AgentConcurrency | None, worker: WorkerId
+    ) -> list[tuple[Any, ...]]:
         """Orphaned and due sessions. Tasks of agents with a concurrency limit come last, each up to its limit."""
         unlimited = None if agents is None else [agent for agent, most in agents.items() if most is None]
         limited = {agent: most for agent, most in (agents or {}).items() if most is not None}
@@ -355,12 +359,12 @@ class Leasing(msgspec.Struct, frozen=True):
         found = list(self.ask(f"{verb}_orphans", params | mine | {"limit": limit}))
         free = {"agents": None if unlimited is None else self.names(unlimited), "limited": self.names(limited)}
         found += self.ask(f"{verb}_due", params | free | {"limit": limit - len(found)})
-        for agent, room in self._rooms(limited):
+        for agent, room in self._list_concurrency(limited):
             left = min(room, limit - len(found))
             found += self.ask(f"{verb}_tasks", params | {"agent": agent, "limit": left}) if left > 0 else ()
         return found
 
-    def _rooms(self, limited: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
+    def _list_concurrency(self, limited: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
         if not limited:
             return ()
         return self.ask("rooms", {"agents": self.names(limited), "most": self.numbers(limited.values())})
@@ -426,7 +430,7 @@ class RowCache:
         others = self._others
         return not (self._writes.isdisjoint(writes) and (not others or others.isdisjoint(rows)))
 
-    def committed(self) -> None:
+    def on_commit(self) -> None:
         """Know what was written. Append-only rows are rarely read again, so they are skipped."""
         changes, self.written, rows = self.written, None, self.rows
         if changes is None:
@@ -465,9 +469,9 @@ def read_meta_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {row["name"]: row["value"] for row in rows}
 
 
-def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
+def read_schema_version(raw: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
     """The last migration applied: 0 for a store without tables. An incompatible store is refused."""
-    written = said.get("schema")
+    written = raw.get("schema")
     if written is None and not tables:
         return 0
     if not isinstance(written, str) or not _NUMBER.fullmatch(written) or int(written) == 0:
@@ -483,9 +487,9 @@ def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tabl
     return version
 
 
-def read_store_id(said: Mapping[str, Any], where: str) -> str:
+def read_store_id(raw: Mapping[str, Any], where: str) -> str:
     """The id of a store. It is part of a file name, so it must be a plain word."""
-    found = said.get("store")
+    found = raw.get("store")
     if not isinstance(found, str) or not _ID.fullmatch(found):
         raise StoreUnusable(f"The store {where} must say which id it has, and says {_quote_value(found)}. {_REMEDY}")
     return found

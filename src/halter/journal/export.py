@@ -62,7 +62,7 @@ class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", 
     body: bytes | None = None
     salt: bytes | None = None
 
-    def stored(self) -> Stored:
+    def to_stored(self) -> Stored:
         """Decode the event. Raises ValueError for malformed digests."""
         facts = self.facts.encode()
         fields: dict[str, Any] = msgspec.structs.asdict(self)
@@ -83,21 +83,21 @@ def export_sessions(
     streams = [stream for session in sessions for stream in (session_stream(session), inbox_stream(session))]
     heads = {row["stream"]: int(row["head"]) for stream in streams for row in view.ask("head", {"stream": stream})}
     name = read_store_id(read_meta_values(view.ask("meta", {})), "that is exported")
-    left = sum(heads.values())
-    yield ExportHeader(EXPORT_FORMAT, version, name, now, tuple(sessions), heads), left
+    remaining = sum(heads.values())
+    yield ExportHeader(EXPORT_FORMAT, version, name, now, tuple(sessions), heads), remaining
     named: set[str] = set()
     for session in sessions:
         events = list(read_raw_events(view, session_stream(session)))
         inbox = list(read_raw_events(view, inbox_stream(session)))
-        yield ExportedReceipt(session, msgspec.Raw(make(events, inbox))), left
+        yield ExportedReceipt(session, msgspec.Raw(make(events, inbox))), remaining
         for stored in (*events, *inbox):
             for digest in list_blobs_of_event(stored):
                 data = None if digest in named else view.get(Digest(digest))
                 named.add(digest)
                 if data is not None:
-                    yield ExportedBlob(digest, data), left
-            left -= 1
-            yield to_exported_event(stored), left
+                    yield ExportedBlob(digest, data), remaining
+            remaining -= 1
+            yield to_exported_event(stored), remaining
 
 
 def to_exported_event(stored: Stored) -> ExportedEvent:
@@ -141,13 +141,13 @@ class _ExportReader:
         self.findings: list[str] = []
         self.erased = 0
 
-    def take(self, number: int, text: bytes) -> None:
+    def read_line(self, number: int, text: bytes) -> None:
         try:
-            self._take(number, _DECODER.decode(text))
+            self._read_record(number, _DECODER.decode(text))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.findings.append(f"Line {number} is no line of an export: {error}.")
 
-    def _take(self, number: int, line: ExportLine) -> None:
+    def _read_record(self, number: int, line: ExportLine) -> None:
         match line:
             case ExportHeader() if number == 1:
                 self.header = line
@@ -158,7 +158,7 @@ class _ExportReader:
             case ExportedBlob():
                 self.blobs[line.digest] = line.data
             case ExportedEvent():
-                self._order(line.stored())
+                self._order(line.to_stored())
 
     def _order(self, event: Stored) -> None:
         before = self.events[event.stream]
@@ -169,15 +169,15 @@ class _ExportReader:
             )
         before.append(event)
 
-    def look(self) -> None:
+    def check(self) -> None:
         breaks: list[ChainBreak] = []
         gaps: list[StreamGap] = []
         for stream in list(self.events):
             self.events[stream].sort(key=lambda event: event.seq)
             self._walk(stream, breaks, gaps)
-        self._whole(gaps)
+        self._check_lengths(gaps)
         places: dict[bytes, list[StreamPosition]] = defaultdict(list)
-        for event in self._all():
+        for event in self._read_events():
             places[event.hash].append((event.stream, event.seq))
         found = diagnose(breaks, gaps, lambda digest: places.get(digest, []))
         self.findings += [each.sentence for each in found]
@@ -185,9 +185,9 @@ class _ExportReader:
             # A broken link is reported even if its cause is unknown.
             event = breaks[0].event
             self.findings.append(f"Event {event.seq} of {event.stream} does not follow from what stands before it.")
-        self._look_at_blobs()
+        self._check_blobs()
 
-    def _all(self) -> Iterable[Stored]:
+    def _read_events(self) -> Iterable[Stored]:
         return (event for events in self.events.values() for event in events)
 
     def _walk(self, stream: str, breaks: list[ChainBreak], gaps: list[StreamGap]) -> None:
@@ -206,7 +206,7 @@ class _ExportReader:
             self.erased += event.erased
             previous, last = event.hash, event.seq
 
-    def _whole(self, gaps: list[StreamGap]) -> None:
+    def _check_lengths(self, gaps: list[StreamGap]) -> None:
         """Compare with what the first line says of the streams."""
         if self.header is None:
             self.findings.append("The first line, which says what the export holds, is missing.")
@@ -225,22 +225,22 @@ class _ExportReader:
                     f"{stream} goes on to event {last}, after its last, which is {head}: it was added."
                 )
 
-    def _look_at_blobs(self) -> None:
-        named = {digest for event in self._all() for digest in list_blobs_of_event(event)}
+    def _check_blobs(self) -> None:
+        named = {digest for event in self._read_events() for digest in list_blobs_of_event(event)}
         for digest, data in self.blobs.items():
             if sha256(data).hexdigest() != digest:
                 self.findings.append(f"The blob {digest} was changed: it does not fit its digest.")
             elif digest not in named:
                 self.findings.append(f"No event names the blob {digest}: it was added.")
-        self.erased += sum(event.blob is not None and event.blob not in self.blobs for event in self._all())
+        self.erased += sum(event.blob is not None and event.blob not in self.blobs for event in self._read_events())
 
 
 def check_export(lines: Iterable[bytes]) -> CheckedExport:
     """Read an export and look for any sign that it was changed after it was written."""
     reading = _ExportReader()
     for number, line in enumerate(lines, 1):
-        reading.take(number, line)
-    reading.look()
+        reading.read_line(number, line)
+    reading.check()
     findings = reading.findings
     kept = findings[:MOST_EXPORT_FINDINGS]
     if len(findings) > len(kept):

@@ -76,7 +76,7 @@ class MemoryLeasing:
         if worker in self._alive:
             self._alive[worker] = 0
 
-    def lapsed(self, worker: WorkerId, now: int) -> bool:
+    def has_lapsed(self, worker: WorkerId, now: int) -> bool:
         """Whether a worker's leases ran out recently."""
         return self._lapsed.get(worker, 0) + self._lease >= now
 
@@ -89,14 +89,14 @@ class MemoryLeasing:
         owners = {row.owner for row in rows} - {NO_OWNER, worker}
         return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
 
-    def may_have(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
+    def can_claim(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
         """Whether a named session can be taken; a ticket is good for one attempt."""
         if isinstance(only, Ticket):
             self._tickets.pop(row.session, None)
             if row.generation != only.generation:
                 return False
         begun = row.started_at > 0 and row.ended_at is None
-        return begun and (row.owner == NO_OWNER or self._orphaned(row, worker, now))
+        return begun and (row.owner == NO_OWNER or self._is_orphaned(row, worker, now))
 
     def claimable(
         self, rows: Sequence[SessionRow], agents: AgentConcurrency | None, worker: WorkerId, now: int
@@ -105,33 +105,35 @@ class MemoryLeasing:
         wanted = rows if agents is None else [row for row in rows if row.agent in agents and row.unattended]
         due = [row for row in wanted if row.owner == NO_OWNER and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))
-        rooms = Counter({agent: most for agent, most in (agents or {}).items() if most is not None})
+        rooms = Counter({agent: limit for agent, limit in (agents or {}).items() if limit is not None})
         limited = {row.session for row in due if row.agent in rooms and row.kind != "autonomous"}
-        taken = (row for row in rows if row.kind != "autonomous" and (row.owner != NO_OWNER or self.on_offer(row)))
+        taken = (row for row in rows if row.kind != "autonomous" and (row.owner != NO_OWNER or self.is_offered(row)))
         rooms.subtract(row.agent for row in taken if row.agent in rooms)
-        found = [row for row in wanted if self._orphaned(row, worker, now)]
-        found += [row for row in due if row.session not in limited]
+        sessions = [row for row in wanted if self._is_orphaned(row, worker, now)]
+        sessions += [row for row in due if row.session not in limited]
         for row in due:
-            if row.session in limited and rooms[row.agent] > 0 and not self.on_offer(row):
+            if row.session in limited and rooms[row.agent] > 0 and not self.is_offered(row):
                 rooms[row.agent] -= 1
-                found.append(row)
-        return found
+                sessions.append(row)
+        return sessions
 
     def offer(self, rows: Sequence[SessionRow], agents: AgentConcurrency, limit: int) -> Offer:
         now = self._now()
         self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
-        left = max(0, limit - len(self._tickets))
-        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)][:left]
-        tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in found)
-        return Offer(tickets, more=len(tickets) == left)
+        remaining = max(0, limit - len(self._tickets))
+        sessions = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.is_offered(row)][
+            :remaining
+        ]
+        tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in sessions)
+        return Offer(tickets, more=len(tickets) == remaining)
 
-    def offered(self, tickets: Sequence[Ticket]) -> None:
+    def add_offers(self, tickets: Sequence[Ticket]) -> None:
         self._tickets |= {ticket.session: (ticket.generation, self._now()) for ticket in tickets}
 
-    def on_offer(self, row: SessionRow) -> bool:
+    def is_offered(self, row: SessionRow) -> bool:
         return self._tickets.get(row.session, (None, 0))[0] == row.generation
 
-    def _orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
+    def _is_orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
         return row.owner not in (NO_OWNER, worker) and self._alive.get(WorkerId(row.owner), now) < now
 
 
@@ -202,7 +204,7 @@ class MemoryEngine:
         earlier: dict[str, tuple[Stored, ...]] = {}
         for name in writes:
             if name in known:
-                earlier[name] = self._written(name)
+                earlier[name] = self._find_written(name)
         now = now if self._latest <= now else find_latest_time(loaded, now)
         return WorkingSet(loaded=loaded, now=now, earlier=earlier)
 
@@ -232,19 +234,19 @@ class MemoryEngine:
                 by_write[key] = made[0] if len(made) == 1 else made
             self._latest = max(self._latest, changes.now)
             if self._mirror is not None:
-                self._unmirrored.take_in(changes)
+                self._unmirrored.add(changes)
             if changes.erasures:
                 self._erase_all(changes.erasures)
 
-    def _written(self, key: str) -> tuple[Stored, ...]:
+    def _find_written(self, key: str) -> tuple[Stored, ...]:
         made = self._by_write[key]
         return made if isinstance(made, tuple) else (made,)
 
-    def _put(self, row: Row) -> None:
+    def _save_row(self, row: Row) -> None:
         with self._mirroring:
-            self._place(row)
+            self._index_row(row)
 
-    def _place(self, row: Row) -> None:
+    def _index_row(self, row: Row) -> None:
         key = row.key()
         self._rows[key] = row
         if self._mirror is not None:
@@ -260,7 +262,7 @@ class MemoryEngine:
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
-        gone = {event.blob for event in events if event.seq <= through and event.blob} - self._named()
+        gone = {event.blob for event in events if event.seq <= through and event.blob} - self._list_named_blobs()
         for digest in gone:
             self._blobs.pop(digest, None)
         self._snapshots.pop(session_of(stream) or SessionId(""), None)
@@ -268,11 +270,11 @@ class MemoryEngine:
             msgspec.structs.replace(event, body=None, salt=None) if event.seq <= through else event for event in events
         ]
         for key in {event.key for event in events[:through]}:
-            kept = self._written(key)
+            kept = self._find_written(key)
             self._by_write[key] = tuple([self._streams[event.stream][event.seq - 1] for event in kept])
         self._forget_mirror()
 
-    def _named(self) -> set[Digest]:
+    def _list_named_blobs(self) -> set[Digest]:
         """The blobs named by events that are not erased, and by definitions of sessions."""
         by_sessions = {Digest(row.definition) for row in self._session_rows()}
         return by_sessions | {
@@ -305,15 +307,15 @@ class MemoryEngine:
         if not isinstance(row, SessionRow) or row.format > program_format:
             return []
         # A ticket is used up even if nothing is taken.
-        found = [row] if self._leasing.may_have(row, only, worker, now) else []
-        return [self._take(row, worker) for row in found[:limit]]
+        sessions = [row] if self._leasing.can_claim(row, only, worker, now) else []
+        return [self._take(row, worker) for row in sessions[:limit]]
 
-    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         rows = [row for row in self._session_rows() if row.format <= program_format]
         offered = self._leasing.offer(rows, agents, limit)
         if offered.tickets:
-            put(None, offered.tickets)
-        self._leasing.offered(offered.tickets)
+            enqueue(None, offered.tickets)
+        self._leasing.add_offers(offered.tickets)
         return offered
 
     def _session_rows(self) -> list[SessionRow]:
@@ -321,14 +323,14 @@ class MemoryEngine:
         return [row for row in rows if isinstance(row, SessionRow)]
 
     def _take(self, row: SessionRow, worker: WorkerId) -> Lease:
-        self._put(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
+        self._save_row(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
         return Lease(SessionId(row.session), worker, row.generation + 1)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         now = self._leasing.renew(worker, about)
         owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
         self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
-        if not self._leasing.lapsed(worker, now):
+        if not self._leasing.has_lapsed(worker, now):
             return HeartbeatReply(now)
         return HeartbeatReply(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
 
@@ -338,14 +340,14 @@ class MemoryEngine:
     def release(self, lease: Lease) -> None:
         row = self._rows.get((SessionRow, lease.session))
         if isinstance(row, SessionRow) and (row.owner, row.generation) == (lease.worker, lease.generation):
-            self._put(msgspec.structs.replace(row, owner=NO_OWNER))
+            self._save_row(msgspec.structs.replace(row, owner=NO_OWNER))
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query, from any thread."""
         with self._mirroring:
             if name in SPARSE_TABLE_QUERIES and not any(map(self._tables.get, SPARSE_TABLE_QUERIES[name])):
                 return []
-            found = self._at_hand(name, params)
+            found = self._answer_from_memory(name, params)
             if found is not None:
                 return [msgspec.structs.asdict(row) for row in found]
             if name == "owned_by":
@@ -363,21 +365,21 @@ class MemoryEngine:
             if name == "all_workers":
                 return self._leasing.workers()
             if name == "meta":
-                said = {"schema": str(list_migrations("sqlite")[-1][0]), "store": self._store}
-                return [{"name": each, "value": value} for each, value in said.items()]
+                raw = {"schema": str(list_migrations("sqlite")[-1][0]), "store": self._store}
+                return [{"name": each, "value": value} for each, value in raw.items()]
             if name == "next_look":
                 rows, now = self._session_rows(), params["now"]
                 due = (row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None)
                 lapse = self._leasing.next_lapse(rows, params["worker"], now)
                 return [{"due_at": min((at for at in due if at > now), default=None), "lapses_at": lapse}]
             if self._mirror is None:
-                self._mirror = self._whole_mirror()
+                self._mirror = self._get_full_mirror()
             else:
                 self._mirror_into(self._mirror, self._unmirrored)
             self._unmirrored = MirrorBacklog()
             return self._mirror.ask(name, params)
 
-    def _at_hand(self, name: str, params: Mapping[str, Any]) -> Sequence[Row] | None:
+    def _answer_from_memory(self, name: str, params: Mapping[str, Any]) -> Sequence[Row] | None:
         if name in WHOLE_TABLE_QUERIES:
             return [self._rows[key] for key in sorted(self._tables[WHOLE_TABLE_QUERIES[name]], key=lock_order)]
         if name == "halts_of":
@@ -389,7 +391,7 @@ class MemoryEngine:
         row = self._rows.get((kind, *(params[column] for column in kind.KEY)))
         return [] if row is None else [row]
 
-    def _whole_mirror(self) -> SqliteEngine:
+    def _get_full_mirror(self) -> SqliteEngine:
         mirror = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
         for digest, data in self._blobs.items():
             mirror.put(digest, data)
@@ -421,38 +423,38 @@ class MemoryEngine:
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         """Keep chunks in a separate SQLite, for its full-text search."""
         with self._mirroring:
-            self._shelf().add_chunks(document, entries)
+            self._get_text_index().add_chunks(document, entries)
 
     def show_document(self, document: str, count: int) -> bool:
         with self._mirroring:
-            return self._shelf().show_document(document, count)
+            return self._get_text_index().show_document(document, count)
 
     def drop_chunks(self, document: str, limit: int) -> int:
         with self._mirroring:
-            return self._shelf().drop_chunks(document, limit)
+            return self._get_text_index().drop_chunks(document, limit)
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         with self._mirroring:
-            return self._shelf().indexed(documents)
+            return self._get_text_index().indexed(documents)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         with self._mirroring:
-            return self._shelf().chunks(document)
+            return self._get_text_index().chunks(document)
 
     def search(
-        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
         with self._mirroring:
-            return self._shelf().search(documents, wanted, limit, every=every)
+            return self._get_text_index().search(documents, names, limit, every=every)
 
-    def _shelf(self) -> SqliteEngine:
+    def _get_text_index(self) -> SqliteEngine:
         if self._library is None:
             self._library = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
         return self._library
 
     def view(self) -> StoreView:
         """Copy everything; the copy is discarded with the view."""
-        return self._whole_mirror().view()
+        return self._get_full_mirror().view()
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Replace all projections; on failure nothing changes."""
@@ -465,11 +467,11 @@ class MemoryEngine:
         for table in self._tables.values():
             table.clear()
         for row in rows:
-            self._put(row)
+            self._save_row(row)
         self._forget_mirror()
 
     def scrub(self) -> bool:
-        named, before = self._named(), self._clock() - UNREFERENCED_BLOB_AGE
+        named, before = self._list_named_blobs(), self._clock() - UNREFERENCED_BLOB_AGE
         for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
             del self._blobs[digest]
         self._forget_mirror()
@@ -497,7 +499,7 @@ class MirrorBacklog(msgspec.Struct):
     rows: dict[RowKey, Row | None] = {}
     events: list[Stored] = []
 
-    def take_in(self, changes: Changes) -> None:
+    def add(self, changes: Changes) -> None:
         for keys in (changes.inserts, changes.updates, changes.deletes):
             self.rows.update(keys)
         self.events += changes.events

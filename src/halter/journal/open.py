@@ -61,15 +61,15 @@ def open_store(
 
 
 def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE_DURATION) -> Engine:
-    found = _SCHEME.fullmatch(url)
-    scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
+    match = _SCHEME.fullmatch(url)
+    scheme, rest = (match[1].lower(), match[2]) if match else ("", url)
     match scheme:
         case "memory" if not rest:
-            return MemoryEngine(now=clock.now, new_id=ids.new, lease=lease)
+            return MemoryEngine(now=clock.now, new_id=ids.make, lease=lease)
         case "postgresql" | "postgres" if rest.startswith("//"):
-            return _open_postgres(url, ids.new, lease)
+            return _open_postgres(url, ids.make, lease)
         case "" | "sqlite" if rest and (not rest.startswith("//") or rest.startswith("///")):
-            return SqliteEngine(_prepare_file(rest), now=clock.now, new_id=ids.new, lease=lease)
+            return SqliteEngine(_prepare_file(rest), now=clock.now, new_id=ids.make, lease=lease)
         case _:
             raise StoreUnusable(f"The store {mask_url(url)!r} has no form that Halter knows. Write {URL_FORMS}.")
 
@@ -131,8 +131,8 @@ def store_file_exists(url: str) -> bool:
 
 
 def find_store_file(url: str) -> Path | None:
-    found = _SCHEME.fullmatch(url)
-    scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
+    match = _SCHEME.fullmatch(url)
+    scheme, rest = (match[1].lower(), match[2]) if match else ("", url)
     return _parse_path(rest) if scheme in {"", "sqlite"} else None
 
 
@@ -202,16 +202,16 @@ class OlderCopy(msgspec.Struct, frozen=True):
         return sum(gap.known - gap.fits for gap in self.gaps)
 
     @property
-    def given_up(self) -> Mapping[str, int]:
+    def count_given_up(self) -> Mapping[str, int]:
         """What a person gives up by continuing: of each stream, all that checkpoints know after a number."""
         return {gap.stream: gap.fits for gap in self.gaps}
 
     def sentence(self) -> str:
         put_back = "Put it back, or begin" if self.kind == "gone" else "Put the newer one back, or go on with this one,"
         without = " a new one:" if self.kind == "gone" else " without what is missing:"
-        return f"{self.lacks()} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
+        return f"{self.describe_missing()} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
 
-    def lacks(self) -> str:
+    def describe_missing(self) -> str:
         when = _format_utc(self.at)
         match self.kind:
             case "gone":
@@ -227,13 +227,13 @@ class OlderCopy(msgspec.Struct, frozen=True):
             case "forked":
                 return (
                     f"The store {self.place} has another history than its checkpoints: {self._missing(when)}, and "
-                    f"others stand in their place.{self._lost()}"
+                    f"others stand in their place.{self._describe_lost()}"
                 )
             case "older":
                 ends = f"ends at {_format_utc(self.ends)}" if self.ends else "is empty"
                 return (
                     f"The store {self.place} is older than its checkpoints: it {ends}, and {self._missing(when)}."
-                    f"{self._lost()}"
+                    f"{self._describe_lost()}"
                 )
 
     def _missing(self, when: str) -> str:
@@ -244,7 +244,7 @@ class OlderCopy(msgspec.Struct, frozen=True):
         verb = "is" if self.events == 1 else "are"
         return f"{format_count(self.events, 'event')} until {when} {verb} missing ({', '.join(named)})"
 
-    def _lost(self) -> str:
+    def _describe_lost(self) -> str:
         found = [
             *([f"{format_micros(self.lost[USD])} of spending"] if self.lost.get(USD) else []),
             *([format_count(self.lost[HALTS], "halt")] if self.lost.get(HALTS) else []),
@@ -268,25 +268,25 @@ class Continuity:
         self._trusted = trusted
         self._pointer = folder / PLACES_FOLDER / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
 
-    def gone(self) -> OlderCopy | None:
+    def find_missing_store(self) -> OlderCopy | None:
         """The store that was used at this place and is gone."""
-        known = self._known()
-        return self._other("gone", known) if known else None
+        known = self._describe_known()
+        return self._find_other("gone", known) if known else None
 
-    def look(self, ask: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
+    def check(self, ask: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
         """Compare a store with its newest checkpoints; None if it continues them, or there are none."""
-        known = self._known()
-        doubt = self._other("replaced", known) if known not in {"", store} else self._behind(ask, store)
+        known = self._describe_known()
+        doubt = self._find_other("replaced", known) if known not in {"", store} else self._behind(ask, store)
         if doubt is None:
             return None
         said = ask("events_of_kind", {"stream": FLEET, "kind": StoreAccepted.KIND, "limit": 1})
         if said and said[0]["at"] > doubt.at:
-            return AcceptancePending(doubt.given_up)
+            return AcceptancePending(doubt.count_given_up)
         return doubt
 
     def remember(self, store: str) -> None:
         """Record which store is used at this place. If that fails, a missing store is not noticed later."""
-        if self._known() == store:
+        if self._describe_known() == store:
             return
         with suppress(OSError):
             self._pointer.parent.mkdir(mode=0o700, exist_ok=True)
@@ -294,13 +294,13 @@ class Continuity:
             draft.write_bytes(msgspec.json.encode({"place": self._place, "store": store}))
             draft.replace(self._pointer)
 
-    def _known(self) -> str:
+    def _describe_known(self) -> str:
         try:
             return str(msgspec.json.decode(self._pointer.read_bytes())["store"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def _other(self, kind: Literal["replaced", "gone"], known: str) -> OlderCopy | None:
+    def _find_other(self, kind: Literal["replaced", "gone"], known: str) -> OlderCopy | None:
         """Report a missing store, unless nothing of it was ever checkpointed."""
         newest = next(filter(self._vouches, self._checkpoints(known)), None)
         return None if newest is None else OlderCopy(kind, self._place, known, newest.at)

@@ -139,7 +139,7 @@ class TextColumn(tuple[str | None, ...]):
         items = msgspec.json.encode(self)[1:-1]
         if b"\\" in items:
             # Of JSON's escapes PostgreSQL knows two: after a backslash it takes every character as it is.
-            items = ",".join(["null" if text is None else _quote(text) for text in self]).encode()
+            items = ",".join(["null" if text is None else _quote_identifier(text) for text in self]).encode()
         return b"{%b}" % items
 
 
@@ -178,7 +178,7 @@ def encode_integer(number: int) -> bytes:
     return number.to_bytes(8, signed=True)
 
 
-def _quote(text: str) -> str:
+def _quote_identifier(text: str) -> str:
     return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
@@ -315,9 +315,9 @@ class PostgresEngine:
         self._sql = {
             name: to_psycopg_parameters(text).encode() for name, text in load_queries("postgres/engine.sql").items()
         }
-        self._writer = ConnectionSlot(self._address, self._ready_to_write)
-        self._reader = ConnectionSlot(self._address, self._ready_to_read)
-        self._listener = ConnectionSlot(self._address, self._ready_to_listen, listens=True)
+        self._writer = ConnectionSlot(self._address, self._prepare_writer)
+        self._reader = ConnectionSlot(self._address, self._prepare_reader)
+        self._listener = ConnectionSlot(self._address, self._prepare_listener, listens=True)
         self._unsaved: Changes | None = None
         self._deaf_before = False
         try:
@@ -346,13 +346,13 @@ class PostgresEngine:
         self._unsaved = None
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables: list[type[Row]] = []
-        requests = [self._named("begin")]
+        requests = [self._list_named_blobs("begin")]
         for table, wanted in _group_by_table(rows):
             statement = make_batch_statements(table)
             tables.append(table)
             requests.append((statement.lock, encode_columns(statement.kinds, wanted)))
-        requests.append(self._named("by_keys", keys=TextColumn(writes)))
-        *found, before, ((now,),) = self._writer.run([*requests, self._named("now")])
+        requests.append(self._list_named_blobs("by_keys", keys=TextColumn(writes)))
+        *found, before, ((now,),) = self._writer.run([*requests, self._list_named_blobs("now")])
         for table, values in zip(tables, found[1:], strict=True):
             width = len(table.KEY)
             found_rows = {(table, *each[:width]): table(*each) for each in values}
@@ -361,7 +361,7 @@ class PostgresEngine:
                 now = max([now, *map(time, found_rows.values())])
         return WorkingSet(loaded=rows, now=now, earlier=group_by_write(before))
 
-    def _named(self, name: str, **values: Value) -> Request:
+    def _list_named_blobs(self, name: str, **values: Value) -> Request:
         """A statement of `engine.sql` with its parameters."""
         return _make_request("postgres/engine.sql", name, values)
 
@@ -369,17 +369,17 @@ class PostgresEngine:
         """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
         digests = list(dict.fromkeys(changes.blobs))
         if digests:
-            (missing,) = self._writer.run([self._named("missing_blobs", digests=TextColumn(digests))])
+            (missing,) = self._writer.run([self._list_named_blobs("missing_blobs", digests=TextColumn(digests))])
             if missing:
                 raise BlobMissing(describe_missing_blob(missing[0][0], self._address.place))
         self._unsaved = changes
 
     def commit(self) -> None:
         changes, self._unsaved = self._unsaved, None
-        requests = [] if self._writer.in_transaction else [self._named("begin")]
+        requests = [] if self._writer.in_transaction else [self._list_named_blobs("begin")]
         if changes is not None:
             requests += self._list_changes(changes)
-        self._writer.run([*requests, self._named("commit")])
+        self._writer.run([*requests, self._list_named_blobs("commit")])
 
     def _list_changes(self, changes: Changes) -> list[Request]:
         """Insert in lock order too: two processes that insert the same rows wait, but never deadlock."""
@@ -397,10 +397,10 @@ class PostgresEngine:
         for erase in changes.erasures:
             stream, through = erase.stream, erase.through
             requests += [
-                self._named("keep_blobs"),
-                self._named("erase_blobs", stream=stream, through=through),
-                self._named("erase_bodies", stream=stream, through=through),
-                self._named("erase_snapshot", session=session_of(stream)),
+                self._list_named_blobs("keep_blobs"),
+                self._list_named_blobs("erase_blobs", stream=stream, through=through),
+                self._list_named_blobs("erase_bodies", stream=stream, through=through),
+                self._list_named_blobs("erase_snapshot", session=session_of(stream)),
             ]
         return requests
 
@@ -409,7 +409,7 @@ class PostgresEngine:
         if self._writer.in_transaction:
             try:
                 # Not by psycopg: after a rollback it forgets what the server has prepared.
-                self._writer.run([self._named("rollback")])
+                self._writer.run([self._list_named_blobs("rollback")])
             except StoreUnavailable:
                 self._writer.drop()
 
@@ -422,7 +422,7 @@ class PostgresEngine:
             if isinstance(each, NamedQuery):
                 requests.append(_make_request("queries.sql", each.name, each.params))
             else:
-                requests.append(self._named("read", stream=each.stream, after=each.after, limit=each.limit))
+                requests.append(self._list_named_blobs("read", stream=each.stream, after=each.after, limit=each.limit))
         answers: list[Sequence[Any]] = []
         for question, (statement, _), rows in zip(questions, requests, self._reader.run(requests), strict=True):
             if isinstance(question, NamedQuery):
@@ -455,20 +455,22 @@ class PostgresEngine:
     ) -> Sequence[Lease]:
         """Claim in one round trip. Where nothing is due, nothing is written."""
         mine = None if agents is None else TextColumn(agents)
-        ready = self._named("claim_ready", worker=worker, format=program_format, agents=mine, limit=limit)
-        renew = self._named("renew_before_claim", worker=worker, lease=self._lease)
+        ready = self._list_named_blobs("claim_ready", worker=worker, format=program_format, agents=mine, limit=limit)
+        renew = self._list_named_blobs("renew_before_claim", worker=worker, lease=self._lease)
         try:
-            _, _, found, _ = self._writer.run([self._named("begin"), renew, ready, self._named("commit")])
+            _, _, found, _ = self._writer.run(
+                [self._list_named_blobs("begin"), renew, ready, self._list_named_blobs("commit")]
+            )
         finally:
             self.rollback()
         return [Lease(SessionId(session), worker, generation) for session, generation in found]
 
-    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         with self._transaction() as connection:
             if not _fetch_value(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
                 return Offer(more=True)
             now = _fetch_value(connection.execute(self._sql["now"]))
-            return self._leasing(connection, now, program_format).offer(limit, agents, put, connection)
+            return self._leasing(connection, now, program_format).offer(limit, agents, enqueue, connection)
 
     def _leasing(self, connection: PgConnection, now: int, program_format: int) -> Leasing:
         def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
@@ -538,15 +540,15 @@ class PostgresEngine:
             return [Chunk(*row) for row in connection.execute(self._sql["chunks"], {"document": document})]
 
     def search(
-        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        params = {"documents": TextColumn(documents), "query": to_tsquery(wanted, every=every), "limit": limit}
+        params = {"documents": TextColumn(documents), "query": to_tsquery(names, every=every), "limit": limit}
         with self._reader.use() as connection:
             return [FoundChunk(*row) for row in connection.execute(self._sql["search"], params)]
 
     def view(self) -> StoreView:
         with translate_errors(self._address):
-            return PostgresView(open_greeted_connection(self._address, self._ready_to_look), self._address)
+            return PostgresView(open_greeted_connection(self._address, self._prepare_pooled_reader), self._address)
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         try:
@@ -587,25 +589,25 @@ class PostgresEngine:
         for line in (self._writer, self._reader, self._listener):
             line.drop()
 
-    def _ready(self, connection: PgConnection) -> None:
+    def _prepare(self, connection: PgConnection) -> None:
         register_dumpers(connection)
         connection.execute(self._sql["ready"], {"schema": self._address.schema})
 
-    def _ready_to_write(self, connection: PgConnection) -> None:
-        self._ready(connection)
+    def _prepare_writer(self, connection: PgConnection) -> None:
+        self._prepare(connection)
         connection.execute(self._sql["ready_to_write"], {"patience": self._patience})
 
-    def _ready_to_read(self, connection: PgConnection) -> None:
-        self._ready(connection)
+    def _prepare_reader(self, connection: PgConnection) -> None:
+        self._prepare(connection)
         connection.execute(self._sql["ready_to_read"])
 
-    def _ready_to_listen(self, connection: PgConnection) -> None:
-        self._ready(connection)
+    def _prepare_listener(self, connection: PgConnection) -> None:
+        self._prepare(connection)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._address.schema)))
         self._deaf_before = True
 
-    def _ready_to_look(self, connection: PgConnection) -> None:
-        self._ready(connection)
+    def _prepare_pooled_reader(self, connection: PgConnection) -> None:
+        self._prepare(connection)
         connection.execute(self._sql["look"])
         run_postgres_query(connection, "meta", {})
 
@@ -614,7 +616,7 @@ class PostgresEngine:
         known = list_migrations("postgres")
         schema = self._address.schema
         with self._transaction() as connection:
-            self._refuse_encoding(_fetch_value(connection.execute(self._sql["encoding"])))
+            self._reject_encoding(_fetch_value(connection.execute(self._sql["encoding"])))
             connection.execute(self._sql["migrating"], {"schema": schema})
             if not _fetch_value(connection.execute(self._sql["schema_exists"], {"schema": schema})):
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
@@ -631,11 +633,11 @@ class PostgresEngine:
             read_store_id(read_meta_values(run_postgres_query(connection, "meta", {})), self._address.place)
 
     def _schema_version(self, connection: PgConnection, known: int) -> int:
-        said = read_meta_values(run_postgres_query(connection, "meta", {}))
+        raw = read_meta_values(run_postgres_query(connection, "meta", {}))
         others = _fetch_value(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
-        return read_schema_version(said, known, self._address.place, tables=others)
+        return read_schema_version(raw, known, self._address.place, tables=others)
 
-    def _refuse_encoding(self, encoding: str) -> None:
+    def _reject_encoding(self, encoding: str) -> None:
         if encoding != "UTF8":
             raise StoreUnusable(
                 f"The database {self._address.place} is encoded as {encoding}, which cannot hold every text: "
@@ -671,10 +673,10 @@ def make_named_statement(file: str, name: str, *types: tuple[str, int]) -> tuple
     """A statement of a file for values of these types, and the order of its parameters."""
     known, order = dict(types), list[str]()
 
-    def number(found: re.Match[str]) -> str:
-        if found[1] not in order:
-            order.append(found[1])
-        return f"${order.index(found[1]) + 1}"
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in order:
+            order.append(match[1])
+        return f"${order.index(match[1]) + 1}"
 
     sql = PARAMETER.sub(number, load_postgres_queries(file)[name])
     return Statement(sql.encode(), tuple(known[each] for each in order)), tuple(order)

@@ -138,7 +138,7 @@ def rows_from_events(view: StoreView) -> dict[RowKey, Row]:
     fold = RowFold()
     for stream in sort_streams(list_streams(view)):
         for event in read_raw_events(view, stream):
-            fold.take(event)
+            fold.apply(event)
     return fold.rows_beside(read_live_rows(view))
 
 
@@ -232,7 +232,7 @@ class RowFold:
     def get(self, kind: type[R], *key: Any) -> R | None:
         return self._rows.get((kind, *key))
 
-    def put(self, row: Row) -> None:
+    def save(self, row: Row) -> None:
         self._rows[row.key()] = row
 
     def drop(self, key: RowKey) -> None:
@@ -241,15 +241,15 @@ class RowFold:
     def erase(self, bodies: EraseBodies) -> None:
         """Bodies are no rows."""
 
-    def take(self, stored: Stored) -> None:
+    def apply(self, stored: Stored) -> None:
         if isinstance(stored.event, Unknown):
-            self._give_up(stored)
+            self._mark_damaged(stored)
             return
         if stored.generation > self._generations.get(stored.stream, 0):
             self._generations[stored.stream] = stored.generation
         project_event(stored.event, stored, self)
 
-    def _give_up(self, stored: Stored) -> None:
+    def _mark_damaged(self, stored: Stored) -> None:
         what = (
             f"Event {stored.seq} of {stored.stream} ({stored.kind!r}, version {stored.version}) means nothing to "
             "this program, so rows cannot be made from the events."
@@ -262,11 +262,11 @@ class RowFold:
         rows = dict(self._rows)
         for key, row in self._rows.items():
             if isinstance(row, SessionRow):
-                rows[key] = _keep_lease(row, live.get(key), self._generations.get(session_stream(row.session), 0))
+                rows[key] = _merge_lease(row, live.get(key), self._generations.get(session_stream(row.session), 0))
         return rows
 
 
-def _keep_lease(row: SessionRow, live: Row | None, written_by: int) -> SessionRow:
+def _merge_lease(row: SessionRow, live: Row | None, written_by: int) -> SessionRow:
     """Take the lease from the live row, unless a later generation than it knows has already written.
 
     Such a row was set back by hand: an owner that had lost the session could write again.

@@ -332,22 +332,24 @@ class SqliteView:
         self._in_words = in_words
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        return self._read(lambda: run_sqlite_query(self._connection, name, params))
+        return self._read_tolerantly(lambda: run_sqlite_query(self._connection, name, params))
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return self._read(lambda: self._connection.query(load_queries("queries.sql")[name], dict(params))[1])
+        return self._read_tolerantly(lambda: self._connection.query(load_queries("queries.sql")[name], dict(params))[1])
 
     def get(self, digest: Digest) -> bytes | None:
-        return self._read(lambda: read_sqlite_blob(self._connection, digest))
+        return self._read_tolerantly(lambda: read_sqlite_blob(self._connection, digest))
 
     def flaws(self) -> Sequence[str]:
-        found = self._read(lambda: self._connection.execute(f"PRAGMA integrity_check({MOST_FLAWS_SHOWN})").fetchall())
+        found = self._read_tolerantly(
+            lambda: self._connection.execute(f"PRAGMA integrity_check({MOST_FLAWS_SHOWN})").fetchall()
+        )
         return [str(row[0]) for row in found if row != ("ok",)]
 
     def close(self) -> None:
         self._connection.close()
 
-    def _read(self, job: Callable[[], T]) -> T:
+    def _read_tolerantly(self, job: Callable[[], T]) -> T:
         """Read, also damaged text: verification must not stop at it."""
         with self._in_words:
             try:
@@ -520,7 +522,7 @@ class SqliteEngine:
             self._connection.fetch("COMMIT")
         except SQLITE_ERRORS as error:
             raise translate_sqlite_error(error, self._path) from error
-        self._known.committed()
+        self._known.on_commit()
         self._looks_first = False
 
     def rollback(self) -> None:
@@ -549,9 +551,9 @@ class SqliteEngine:
         self._known.drop([(SessionRow, lease.session) for lease in leases])
         return leases
 
-    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
         with self._leasing(program_format) as leasing:
-            return leasing.offer(limit, agents, put, self._connection)
+            return leasing.offer(limit, agents, enqueue, self._connection)
 
     @contextmanager
     def _leasing(self, program_format: int) -> Generator[Leasing]:
@@ -629,9 +631,9 @@ class SqliteEngine:
             return [Chunk(*row) for row in self._reader.query(self._sql["chunks"], {"document": document})[1]]
 
     def search(
-        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+        self, documents: Sequence[str], names: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        params = {"documents": _encode_values(documents), "query": to_fts5_query(wanted, every=every), "limit": limit}
+        params = {"documents": _encode_values(documents), "query": to_fts5_query(names, every=every), "limit": limit}
         with self._in_words:
             return [FoundChunk(*row) for row in self._reader.query(self._sql["search"], params)[1]]
 
@@ -704,7 +706,7 @@ class SqliteEngine:
         known = list_migrations("sqlite")
         last = known[-1][0]
         if self._read_only:
-            self._refuse_older(last)
+            self._reject_older(last)
             return
         with self._transaction() as execute:
             execute("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
@@ -719,10 +721,10 @@ class SqliteEngine:
                 execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(last),))
 
     def _schema_version(self, known: int) -> int:
-        said = read_meta_values(run_sqlite_query(self._connection, "meta", {}))
-        return read_schema_version(said, known, self._path, tables=list_tables(self._connection) != {"meta"})
+        raw = read_meta_values(run_sqlite_query(self._connection, "meta", {}))
+        return read_schema_version(raw, known, self._path, tables=list_tables(self._connection) != {"meta"})
 
-    def _refuse_older(self, known: int) -> None:
+    def _reject_older(self, known: int) -> None:
         version = self._schema_version(known)
         if version < known:
             raise StoreUnusable(
@@ -831,7 +833,7 @@ def _add_event_statements(statements: dict[str, Any], events: Sequence[Stored]) 
         values += bytearray(event.facts), NULL if body is None else bytearray(body)
         values += NULL if salt is None else bytearray(salt), bytearray(event.digest), bytearray(event.hash)
     columns = EVENT_COLUMNS if blobs else COLUMNS_WITHOUT_BLOB
-    most = EVENTS_PER_STATEMENT * len(columns)
-    for start in range(0, len(values), most):
-        some = values[start : start + most]
+    limit = EVENTS_PER_STATEMENT * len(columns)
+    for start in range(0, len(values), limit):
+        some = values[start : start + limit]
         statements.setdefault(make_insert("events", columns, len(some) // len(columns)), []).append(some)

@@ -78,15 +78,15 @@ class StoreProblem:
         self.waiting = 0
         self.problem = ""
 
-    def know(self, problem: str) -> None:
+    def set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             self.tell(problem)
 
-    def passed(self) -> None:
+    def clear(self) -> None:
         """Clear the problem after a success, unless other calls still wait for the store."""
         if not self.waiting:
-            self.know("")
+            self.set_problem("")
 
 
 class StoreRetry:
@@ -100,23 +100,23 @@ class StoreRetry:
         self.trouble = trouble
 
     async def repeat(self, use: Callable[[], Awaitable[T]], away: StoreUnavailable) -> T:
-        self.trouble.know(str(away))
+        self.trouble.set_problem(str(away))
         self.trouble.waiting += 1
         try:
-            answer = await self._repeated(use)
+            answer = await self._retry(use)
         finally:
             self.trouble.waiting -= 1
-        self.trouble.passed()
+        self.trouble.clear()
         return answer
 
-    async def _repeated(self, use: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, use: Callable[[], Awaitable[T]]) -> T:
         pause = SHORTEST_PAUSE
         while True:
             await self._clock.sleep(pause)
             try:
                 return await use()
             except StoreUnavailable as away:
-                self.trouble.know(str(away))
+                self.trouble.set_problem(str(away))
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
@@ -168,7 +168,7 @@ class _SaltPool:
         self.drawn: list[bytes] = []
         _POOLS.add(self)
 
-    def draw(self) -> list[bytes]:
+    def take(self) -> list[bytes]:
         self.drawn[:] = _SALTS.unpack(os.urandom(_SALTS.size))
         return self.drawn
 
@@ -179,7 +179,7 @@ os.register_at_fork(after_in_child=lambda: [pool.drawn.clear() for pool in _POOL
 
 def draw_salts() -> Iterator[bytes]:
     """Salts without end. A list that was emptied is at its end for its iterator, too: then new ones are drawn."""
-    return chain.from_iterable(iter(_SaltPool().draw, None))
+    return chain.from_iterable(iter(_SaltPool().take, None))
 
 
 class Observer(Protocol):
@@ -188,7 +188,7 @@ class Observer(Protocol):
     @property
     def every_seconds(self) -> float: ...
 
-    def saw(self, events: Sequence[Stored]) -> None: ...
+    def on_commit(self, events: Sequence[Stored]) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -263,7 +263,7 @@ class _Journal:
                     if next(self._is_others_turn):
                         await asyncio.sleep(0)
             answers = self.run([write], wait=self.inline) if alone else ()
-            committed = answers[0] if answers else await self.queued(write)
+            committed = answers[0] if answers else await self.enqueue(write)
             if isinstance(committed, LeaseLost):
                 raise committed
             if answers and self._followers:
@@ -273,10 +273,10 @@ class _Journal:
                 raise
             return await retry.repeat(partial(self.commit, write), away)
         if retry is not None and retry.trouble.problem:
-            retry.trouble.passed()
+            retry.trouble.clear()
         return committed
 
-    def queued(self, write: Write) -> asyncio.Future[Committed]:
+    def enqueue(self, write: Write) -> asyncio.Future[Committed]:
         """Queue a write: what waits together shares a transaction."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Committed] = loop.create_future()
@@ -292,11 +292,15 @@ class _Journal:
     async def write(self, job: Callable[[], T]) -> T:
         """Run a job that must not overlap a transaction."""
 
-        def alone() -> T:
+        def write_alone() -> T:
             with self._writing_now:
                 return job()
 
-        return alone() if self.inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
+        return (
+            write_alone()
+            if self.inline
+            else await asyncio.get_running_loop().run_in_executor(self._writer, write_alone)
+        )
 
     async def read(self, job: Callable[[], T], *, short: bool = False) -> T:
         """Run a job that may overlap a transaction; a short one in this thread, unless the reader is at work."""
@@ -321,13 +325,13 @@ class _Journal:
         self._asked.append((question, answer))
         if not self._looking:
             self._looking = True
-            loop.call_soon(self._look_together, self.engine.look)
+            loop.call_soon(self._answer_together, self.engine.look)
         return await answer
 
-    def _look_together(self, look: AnswerTogether) -> None:
+    def _answer_together(self, look: AnswerTogether) -> None:
         batch = [self._asked.popleft() for _ in range(min(LARGEST_BATCH, len(self._asked)))]
 
-        def tell(answers: Sequence[Sequence[Any] | BaseException]) -> None:
+        def resolve_all(answers: Sequence[Sequence[Any] | BaseException]) -> None:
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():
                     continue
@@ -336,7 +340,7 @@ class _Journal:
                 else:
                     future.set_result(answer)
             if self._asked:
-                self._look_together(look)
+                self._answer_together(look)
             else:
                 self._looking = False
 
@@ -344,19 +348,19 @@ class _Journal:
         try:
             job = asyncio.get_running_loop().run_in_executor(self._reader, _answer_together, look, questions)
         except RuntimeError as closed:
-            tell([closed] * len(batch))
+            resolve_all([closed] * len(batch))
         else:
-            job.add_done_callback(lambda done: tell(done.result()))
+            job.add_done_callback(lambda done: resolve_all(done.result()))
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
 
-        def alone() -> T:
+        def study_alone() -> T:
             with self._writing_now:
                 view = self.engine.view()
             with closing(view):
                 return job(view)
 
-        return alone() if self.inline else await asyncio.to_thread(alone)
+        return study_alone() if self.inline else await asyncio.to_thread(study_alone)
 
     async def changes(self, matters: Callable[[Change], bool]) -> AsyncIterator[Change]:
         hints: asyncio.Queue[Sequence[Change]] = asyncio.Queue(MOST_PENDING_HINTS)
@@ -410,7 +414,7 @@ class _Journal:
         finally:
             self._writing_now.release()
         if self.observers:
-            self._saw(fresh)
+            self._notify_observers(fresh)
         return answers
 
     def _decide(
@@ -419,7 +423,7 @@ class _Journal:
         """Do the writes in a transaction, and commit it unless another thread will; on an error all are undone."""
         engine = self.engine
         keys, needed = list_needs(writes)
-        if not (said := "".join(keys)).isascii() or "\x00" in said:
+        if not (text := "".join(keys)).isascii() or "\x00" in text:
             writes = [_clean_write_keys(write) for write in writes]
             keys, needed = list_needs(writes)
         try:
@@ -463,12 +467,12 @@ class _Journal:
             raise
         finally:
             self._writing_now.release()
-        self._saw(fresh)
+        self._notify_observers(fresh)
         return answers
 
-    def _saw(self, fresh: list[Stored]) -> None:
+    def _notify_observers(self, fresh: list[Stored]) -> None:
         for observer in self.observers if fresh else ():
-            observer.saw(fresh)
+            observer.on_commit(fresh)
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
@@ -498,7 +502,7 @@ class _Journal:
             if not answers:
                 return False
             self._answer(batch, answers)
-            self._flushed()
+            self._wait_until_flushed()
             return True
         if not self._writing_now.acquire(blocking=False):
             return False
@@ -520,18 +524,18 @@ class _Journal:
         error = done.exception()
         if error is None or len(batch) == 1 or isinstance(error, (StoreUnavailable, StoreUnusable)):
             self._answer(batch, _read_answers(done, len(batch)))
-            self._flushed()
+            self._wait_until_flushed()
         else:
-            self._one_by_one(batch)
+            self._write_one_by_one(batch)
 
-    def _one_by_one(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> None:
+    def _write_one_by_one(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> None:
         """Give each write of a failed batch its own transaction, so that only the culprit fails."""
         loop = asyncio.get_running_loop()
         for write, answer in batch:
             attempt = loop.run_in_executor(self._writer, self.run, [write])
             alone = [(write, answer)]
             attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _read_answers(done)))
-        self._flushed()
+        self._wait_until_flushed()
 
     def _answer(
         self, batch: list[tuple[Write, asyncio.Future[Committed]]], answers: Sequence[WriteAnswer | BaseException]
@@ -545,7 +549,7 @@ class _Journal:
             else:
                 future.set_exception(answer)
 
-    def _flushed(self) -> None:
+    def _wait_until_flushed(self) -> None:
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         else:
@@ -555,9 +559,9 @@ class _Journal:
         """Tell the followers, all at once, of each stream that grew, with the first of its new events."""
         if self._followers:
             grown = {event.stream: event.seq for answer in reversed(answers) for event in reversed(answer.fresh())}
-            self._tell([Change(*each) for each in reversed(grown.items())])
+            self._publish([Change(*each) for each in reversed(grown.items())])
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _publish(self, changes: Sequence[Change]) -> None:
         for follower, matters in self._followers.items() if changes else ():
             told = list(filter(matters, changes))
             if told and not follower.full():
@@ -567,9 +571,9 @@ class _Journal:
         while not self._closed:
             try:
                 look = partial(self.engine.wait_for_others, WATCH_INTERVAL_SECONDS)
-                self._tell(await asyncio.get_running_loop().run_in_executor(self._watching, look))
+                self._publish(await asyncio.get_running_loop().run_in_executor(self._watching, look))
             except Exception:  # noqa: BLE001  a watcher that ends leaves every follower deaf
-                self._tell([Change(EVERY_STREAM, 0)])
+                self._publish([Change(EVERY_STREAM, 0)])
                 await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
 
@@ -632,8 +636,8 @@ class JournalStore:
     ) -> Sequence[Lease]:
         return await self._write(lambda: self._engine.claim(worker, limit, SESSION_FORMAT, only, agents))
 
-    async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        return await self._write(lambda: self._engine.offer(limit, SESSION_FORMAT, agents, put))
+    async def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
+        return await self._write(lambda: self._engine.offer(limit, SESSION_FORMAT, agents, enqueue))
 
     async def beat(
         self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
@@ -656,13 +660,13 @@ class JournalStore:
 
     async def now(self) -> int:
 
-        def look() -> int:
+        def read_time() -> int:
             try:
                 return self._engine.begin().now
             finally:
                 self._engine.rollback()
 
-        return await self._journal.write(look)
+        return await self._journal.write(read_time)
 
     async def put(self, data: bytes) -> Digest:
         digest = Digest(sha256(data).hexdigest())
@@ -714,14 +718,14 @@ class JournalStore:
         named = [clean(document) for document in documents]
         most = max(0, min(limit, MOST_CHUNKS_FOUND))
 
-        def look() -> Sequence[FoundChunk]:
+        def run_search() -> Sequence[FoundChunk]:
             wanted = split_query_words(words)
             if not wanted:
                 return []
             search = self._engine.search
             return search(named, wanted, most, every=True) or search(named, wanted, most, every=False)
 
-        return await self._read(look)
+        return await self._read(run_search)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
         """Run a job on a snapshot of the store; it delays no writer."""
@@ -755,7 +759,7 @@ class JournalStore:
                 raise
             return await self.retry.repeat(use, away)
         if self.retry is not None and self.retry.trouble.problem:
-            self.retry.trouble.passed()
+            self.retry.trouble.clear()
         return answer
 
 

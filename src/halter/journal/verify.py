@@ -158,10 +158,10 @@ class _Search:
                 if not (named and found is named[-1]):
                     named.append(found)
         for found in named:
-            self._look_before(found, named)
+            self._search_before(found, named)
         return named
 
-    def _look_before(self, found: TamperedEvent, named: Sequence[TamperedEvent]) -> None:
+    def _search_before(self, found: TamperedEvent, named: Sequence[TamperedEvent]) -> None:
         """An event that neither took the place of another one nor left its own empty was only renumbered."""
         if found.kind != "reordered" or found.origin is None:
             return
@@ -176,7 +176,7 @@ class _Search:
         origin = self._origin(broken)
         if origin == broken.place:
             return None
-        copied = self._copied_from(broken)
+        copied = self._find_original(broken)
         if copied is not None:
             return TamperedEvent("duplicated", broken.place, copied)
         if origin is None:
@@ -204,7 +204,7 @@ class _Search:
                 return place
         return None
 
-    def _copied_from(self, broken: ChainBreak) -> StreamPosition | None:
+    def _find_original(self, broken: ChainBreak) -> StreamPosition | None:
         """Another event with the same hash: one of the two is a copy."""
         self._lookups -= 1
         if self._lookups < 0:
@@ -272,7 +272,7 @@ class CheckpointLog:
         self.torn = False
         self.begins_at: int | None = None
 
-    def covered(self, stream: str) -> int:
+    def find_covered(self, stream: str) -> int:
         """Up to which event a stream is vouched for."""
         return max(self.claims.get(stream, ()), default=0)
 
@@ -469,24 +469,24 @@ class _Examination:
         self._erased = 0
         self._uncovered: dict[str, int] = {}
         for flaw in view.flaws():
-            self._found("damaged", "", 0, f"SQLite finds the store damaged: {flaw}.")
+            self._add_finding("damaged", "", 0, f"SQLite finds the store damaged: {flaw}.")
         for flaw in self._chronicle.findings:
-            self._keep(flaw)
+            self._keep_finding(flaw)
 
     def walk(self, stream: StreamId) -> None:
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
-        covered = self._chronicle.covered(stream)
+        covered = self._chronicle.find_covered(stream)
         numbers = {digest: number for number, digest in claims.items()}
         previous, last, at = CHAIN_START, 0, 0
         for event in read_raw_events(self._view, stream):
             self._events += 1
             seq = event.seq
             if seq == covered + 1:
-                self._never_covered(event)
+                self._find_uncovered(event)
             if seq <= last:
                 what = f"Another event ({event.kind!r}) stands at number {seq} of {stream}."
-                self._found("duplicated" if seq > 0 else "inserted", stream, seq, what)
+                self._add_finding("duplicated" if seq > 0 else "inserted", stream, seq, what)
                 continue
             gap = seq != last + 1
             if gap:
@@ -498,13 +498,13 @@ class _Examination:
             claimed = claims.get(seq)
             if claimed is not None and claimed != event.hash.hex():
                 what = f"Event {seq} of {stream} has another hash than when it was checkpointed: "
-                self._found("rewritten", stream, seq, f"{what}it, or something before it, was rewritten.")
+                self._add_finding("rewritten", stream, seq, f"{what}it, or something before it, was rewritten.")
                 claims = {}
-            self._fold.take(event)
+            self._fold.apply(event)
             previous, last, at = event.hash, seq, event.at
         self._end(stream, last, previous, at)
 
-    def _never_covered(self, event: Stored) -> None:
+    def _find_uncovered(self, event: Stored) -> None:
         """Find events from before the first checkpoint: the first commit of a store is checkpointed at once."""
         begins_at = self._chronicle.begins_at
         if begins_at is not None and event.at < begins_at - CLOCK_TOLERANCE:
@@ -512,7 +512,7 @@ class _Examination:
                 f"Event {event.seq} of {event.stream} is older than the first checkpoint and covered by none: "
                 "there were checkpoints before it, and they are gone."
             )
-            self._found("checkpoint_missing", event.stream, event.seq, what)
+            self._add_finding("checkpoint_missing", event.stream, event.seq, what)
 
     def _broken(self, broken: ChainBreak) -> None:
         if len(self._breaks) < MOST_FINDINGS:
@@ -524,7 +524,7 @@ class _Examination:
         flaw = find_body_flaw(event, erased=erased)
         if flaw is not None:
             what = f"The body of event {event.seq} of {event.stream} {flaw[1]}"
-            self._found(flaw[0], event.stream, event.seq, what)
+            self._add_finding(flaw[0], event.stream, event.seq, what)
         elif event.erased:
             self._erased += 1
         if event.blob is not None:
@@ -541,30 +541,32 @@ class _Examination:
         elif flaw is not None:
             state = "is missing" if flaw == "blob_missing" else "was changed: it does not fit its digest"
             what = f"The blob {digest}, which event {event.seq} of {event.stream} names, {state}."
-            self._found(flaw, event.stream, event.seq, what)
+            self._add_finding(flaw, event.stream, event.seq, what)
 
     def _end(self, stream: StreamId, last: int, digest: bytes, at: int) -> None:
-        covered = self._chronicle.covered(stream)
+        covered = self._chronicle.find_covered(stream)
         if last > covered:
             self._uncovered[stream] = last - covered
         elif last < covered:
             what = f"{stream} had {covered} events when it was checkpointed, and now ends with event {last}."
-            self._found("cut" if last else "dropped", stream, last + 1, what)
+            self._add_finding("cut" if last else "dropped", stream, last + 1, what)
         head = self._heads.get(stream)
         if head is None:
-            self._found("head", stream, last, f"{stream} has {last} events that can be found by it, and no head.")
+            self._add_finding("head", stream, last, f"{stream} has {last} events that can be found by it, and no head.")
         elif to_sequence_number(head["head"]) > last:
             self._gaps.append(StreamGap(stream, last + 1, head["head"]))
         elif (head["head"], head["hash"], head["at"]) != (last, digest, at):
             what = f"The head of {stream} says event {head['head']} and does not fit its last one, which is {last}."
-            self._found("head", stream, last, what)
+            self._add_finding("head", stream, last, what)
 
     def report(self, streams: Collection[StreamId]) -> IntegrityReport:
         for stream in self._chronicle.claims.keys() - set(streams):
-            what = f"{stream} had {self._chronicle.covered(stream)} events when it was checkpointed, and now is gone."
-            self._found("dropped", stream, 1, what)
+            what = (
+                f"{stream} had {self._chronicle.find_covered(stream)} events when it was checkpointed, and now is gone."
+            )
+            self._add_finding("dropped", stream, 1, what)
         for named in diagnose(self._breaks, self._gaps, self._copies):
-            self._keep(named)
+            self._keep_finding(named)
         compared = self._compare()
         if self._unkept:
             self._notes.append(f"There are {self._unkept} more findings like these.")
@@ -586,23 +588,23 @@ class _Examination:
 
     def _compare(self) -> bool:
         """Compare the rows with what the events make of them, if the events can be trusted."""
-        damaged = any(found.kind in DAMAGE_KINDS for found in self._findings)
+        damaged = any(finding.kind in DAMAGE_KINDS for finding in self._findings)
         if self._fold.unreadable is not None and not damaged:
-            self._keep(self._fold.unreadable)
+            self._keep_finding(self._fold.unreadable)
         if self._fold.unreadable is not None or damaged:
             self._notes.append("The rows were not compared with the events, because not all events are sound.")
             return False
         live = read_live_rows(self._view)
         for difference in compare_rows(live, self._fold.rows_beside(live)):
-            self._found("row", difference.key[0].TABLE, 0, difference.sentence)
+            self._add_finding("row", difference.key[0].TABLE, 0, difference.sentence)
         return True
 
-    def _found(self, kind: FindingKind, stream: str, seq: int, what: str) -> None:
-        self._keep(make_finding(kind, stream, seq, what))
+    def _add_finding(self, kind: FindingKind, stream: str, seq: int, what: str) -> None:
+        self._keep_finding(make_finding(kind, stream, seq, what))
 
-    def _keep(self, found: IntegrityFinding) -> None:
+    def _keep_finding(self, finding: IntegrityFinding) -> None:
         if len(self._findings) < MOST_FINDINGS:
-            self._findings.append(found)
+            self._findings.append(finding)
         else:
             self._unkept += 1
 

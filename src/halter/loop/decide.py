@@ -229,17 +229,17 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             seen_at=at,
         )
 
-    def tried(self, attempt: int, at: int) -> "Turn":
+    def with_attempt(self, attempt: int, at: int) -> "Turn":
         """Take in an attempt without an outcome: the process was stopped."""
         return msgspec.structs.replace(self, attempts=attempt + 1, seen_at=at)
 
-    def failed(self, attempt: int, failure: FailedAttempt, at: int) -> "Turn":
+    def with_failure(self, attempt: int, failure: FailedAttempt, at: int) -> "Turn":
         return msgspec.structs.replace(self, attempts=attempt + 1, failures=(*self.failures, failure), seen_at=at)
 
-    def refused(self, attempt: int, outcome: Outcome, sentence: str, at: int) -> "Turn":
+    def with_refusal(self, attempt: int, outcome: Outcome, sentence: str, at: int) -> "Turn":
         """Take in a refused request. If only this model is refused, another may be asked."""
         if outcome not in ("external_halt", "cost_cap_reached"):
-            return self.failed(attempt, FailedAttempt(sentence, needs_person=outcome == "disabled"), at)
+            return self.with_failure(attempt, FailedAttempt(sentence, needs_person=outcome == "disabled"), at)
         return msgspec.structs.replace(
             self,
             attempts=attempt + 1,
@@ -249,11 +249,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             seen_at=at,
         )
 
-    def uncapped(self) -> "Turn":
+    def without_cap(self) -> "Turn":
         """Forget that a cap refused a request: it is made again, or was admitted. Last words stay the last."""
         return self if self.wrapping else msgspec.structs.replace(self, capped=False, refusal="")
 
-    def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
+    def with_results(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the result of each call of a step; of several yields the last one counts."""
         active, tried, refused, yielded = self.active, False, False, None
         asked = answered = handed = False
@@ -290,9 +290,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             yielded=yielded,
             seen_at=at,
         )
-        return acted.stopped(results) if refused else acted
+        return acted.with_stop(results) if refused else acted
 
-    def stopped(self, results: Sequence[ToolResult]) -> "Turn":
+    def with_stop(self, results: Sequence[ToolResult]) -> "Turn":
         """Take in that a halt or a cap refused calls; the first cap that was met counts."""
         halted, capped, refusal = self.halted, self.capped, self.refusal
         for result in results:
@@ -302,7 +302,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 capped, refusal = True, refusal or result.text
         return msgspec.structs.replace(self, halted=halted, capped=capped, refusal=refusal)
 
-    def told(self, reason: MessageReason, at: int) -> "Turn":
+    def with_message(self, reason: MessageReason, at: int) -> "Turn":
         """Take in a runtime message: each reason has its own limit."""
         told = msgspec.structs.replace(self, stop=None, seen_at=at)
         match reason:
@@ -333,10 +333,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         final = FailedAttempt(f"Nothing more can be left out. {last.error}")
         return msgspec.structs.replace(self, failures=(*before, final))
 
-    def reopened(self, at: int) -> "Turn":
+    def reopen(self, at: int) -> "Turn":
         return msgspec.structs.replace(self, settled=True, resumed=True, troubles=0, pauses=0, seen_at=at)
 
-    def ended(
+    def with_end(
         self, why: TurnEnd, sentence: str, chosen: YieldRequest | None, at: int, min_sleep: int = SECOND
     ) -> "Turn":
         """Take in the end of the turn. The shortest sleep does not count as sleep."""
@@ -358,7 +358,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             seen_at=at,
         )
 
-    def rested(self, at: int, trouble: str = "") -> "Turn":
+    def pause(self, at: int, trouble: str = "") -> "Turn":
         """Stop the clock: sleep and waiting for a person do not count. After `trouble` all models are tried again."""
         rested = msgspec.structs.replace(self, worked=self.time_worked(at), since=None, settled=self.over, seen_at=at)
         if not trouble:
@@ -366,15 +366,15 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         since = self.troubled_at if trouble == self.trouble else at
         return msgspec.structs.replace(rested, failures=(), trouble=trouble, troubled_at=since)
 
-    def recovered(self, at: int) -> "Turn":
+    def with_recovery(self, at: int) -> "Turn":
         """Take in that a model has answered after a trouble."""
-        return msgspec.structs.replace(self.woken(at, takeover=False), trouble="", troubled_at=0)
+        return msgspec.structs.replace(self.resume(at, takeover=False), trouble="", troubled_at=0)
 
-    def waited(self, duration: int) -> "Turn":
+    def without_wait(self, duration: int) -> "Turn":
         """Subtract time that the turn spent waiting for others."""
         return msgspec.structs.replace(self, since=None if self.since is None else self.since + duration)
 
-    def woken(self, at: int, *, takeover: bool) -> "Turn":
+    def resume(self, at: int, *, takeover: bool) -> "Turn":
         """Start the clock; time without an owner does not count."""
         worked = self.time_worked(self.seen_at) if takeover else self.time_worked(at)
         # An unchosen pause is no sleep.
@@ -445,8 +445,8 @@ SUMMARIZE: Final = (
 )
 
 
-def describe_too_many_calls(asked: int, most: int) -> str:
-    return f"You asked for {asked} calls at once, and at most {most} are made in a step. None was. Ask for fewer."
+def describe_too_many_calls(asked: int, limit: int) -> str:
+    return f"You asked for {asked} calls at once, and at most {limit} are made in a step. None was. Ask for fewer."
 
 
 def describe_last_stop(sentence: str) -> str:
@@ -461,8 +461,8 @@ def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
     return f"Left to spend: {format_micros(max(usd, 0))}{counted}."
 
 
-def describe_too_many_actions(most: int) -> str:
-    return f"You may make {most} calls in a minute that change something. Wait, with `yield`, and go on then."
+def describe_too_many_actions(limit: int) -> str:
+    return f"You may make {limit} calls in a minute that change something. Wait, with `yield`, and go on then."
 
 
 MOST_CALLS: Final = 50
@@ -559,7 +559,7 @@ Step = Think | Act | Refuse | Say | Shrink | WaitOut | Finish
 
 
 def decide_next_step(
-    turn: Turn, rules: TurnLimits, now: int, worked: int, *, near_budget: bool = False, chance: float = 1.0
+    turn: Turn, rules: TurnLimits, now: int, worked: int, *, near_budget: bool = False, jitter: float = 1.0
 ) -> Step:
     """Decide on the next step, `worked` into the turn; `chance`, up to 1, spreads the retries of many sessions."""
     late = 0 < rules.timeout <= worked
@@ -577,9 +577,9 @@ def decide_next_step(
     if turn.answered or (turn.handed and not rules.expects_output):
         return Finish("ended")
     if turn.expected > MOST_OUTPUT_REMINDERS:
-        return _no_output()
+        return _finish_without_output()
     if turn.stop is not None:
-        return _after_words(turn, rules)
+        return _decide_after_text(turn, rules)
     if late:
         most = _format_times(rules.timeout // SECOND, "second")
         return Finish("timed_out", f"The turn took longer than it may, which is {most}.")
@@ -592,16 +592,16 @@ def decide_next_step(
         hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
         return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
     if turn.failures:
-        return _after_failure(turn, rules, now, chance)
+        return _decide_after_failure(turn, rules, now, jitter)
     return Say("near_budget", NEAR_BUDGET) if near_budget and not turn.warned else THINK
 
 
-def count_allowed_calls(actions: Sequence[int], now: int, most: int) -> int:
+def count_allowed_calls(actions: Sequence[int], now: int, limit: int) -> int:
     """How many calls may change something now, after those of the last minute; 0 means no limit."""
-    if not most:
+    if not limit:
         return MOST_CALLS
     # What a clock that was set back has put far into the future is long over.
-    return max(0, most - sum(abs(now - at) < MINUTE for at in actions))
+    return max(0, limit - sum(abs(now - at) < MINUTE for at in actions))
 
 
 def _format_times(number: int, thing: str) -> str:
@@ -630,13 +630,13 @@ def _step_without_money(turn: Turn, rules: TurnLimits) -> Step:
     return Say("wrap_up", WRAP_UP) if rules.on_cap == "wrap_up" else Finish("cost_cap_reached", turn.refusal)
 
 
-def _no_output() -> Finish:
+def _finish_without_output() -> Finish:
     return Finish(
         "model_error", f"The model gave no valid output, although it was asked again {MOST_OUTPUT_REMINDERS} times."
     )
 
 
-def _after_words(turn: Turn, rules: TurnLimits) -> Step:
+def _decide_after_text(turn: Turn, rules: TurnLimits) -> Step:
     if turn.stop == "max_tokens":
         if turn.recoveries >= rules.max_tokens_recoveries:
             return Finish("ended", "The answer was cut off at its longest.")
@@ -645,14 +645,14 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step:
         return Finish("model_error", "The model would not answer.")
     if rules.expects_output:
         if turn.expected >= MOST_OUTPUT_REMINDERS:
-            return _no_output()
+            return _finish_without_output()
         return Say("output_expected", OUTPUT_EXPECTED)
     if turn.spoke or (turn.prints and rules.kind == "autonomous"):
         return Finish("ended")
     return Say("empty_answer", EMPTY_ANSWER) if turn.nudges < MOST_NUDGES else Finish("model_error", SAID_NOTHING)
 
 
-def _after_failure(turn: Turn, rules: TurnLimits, now: int, chance: float) -> Step:
+def _decide_after_failure(turn: Turn, rules: TurnLimits, now: int, jitter: float) -> Step:
     last = turn.failures[-1]
     if last.overflow and turn.overflows < MOST_OVERFLOWS:
         return Shrink()
@@ -664,11 +664,11 @@ def _after_failure(turn: Turn, rules: TurnLimits, now: int, chance: float) -> St
         if not failure.may_retry or tries > retries:
             model, tries = model + 1, 0
     if model >= rules.models:
-        return _all_failed(turn, rules, now, chance)
-    return Think(model, compute_backoff(last, tries, chance) if tries else 0)
+        return _decide_when_all_failed(turn, rules, now, jitter)
+    return Think(model, compute_backoff(last, tries, jitter) if tries else 0)
 
 
-def _all_failed(turn: Turn, rules: TurnLimits, now: int, chance: float) -> WaitOut | Finish:
+def _decide_when_all_failed(turn: Turn, rules: TurnLimits, now: int, jitter: float) -> WaitOut | Finish:
     """Wait where time or a person mends what failed; what is wrong with the request itself ends the turn.
 
     Of several models one that may come back is enough to wait for.
@@ -678,23 +678,23 @@ def _all_failed(turn: Turn, rules: TurnLimits, now: int, chance: float) -> WaitO
     if not rules.outage_backoff or not (passing or mendable):
         return Finish("model_error", turn.failures[-1].error)
     asked = max(failure.retry_after or 0 for failure in turn.failures)
-    sleep = compute_outage_backoff(now - turn.troubled_at if turn.trouble else 0, asked, rules.outage_backoff, chance)
+    sleep = compute_outage_backoff(now - turn.troubled_at if turn.trouble else 0, asked, rules.outage_backoff, jitter)
     if passing:
         return WaitOut("outage", passing[-1].error, sleep)
     return WaitOut("needs_person", mendable[-1].error, sleep)
 
 
-def compute_outage_backoff(lasted: int, asked: int, longest: int, chance: float) -> int:
+def compute_outage_backoff(lasted: int, asked: int, longest: int, jitter: float) -> int:
     """Wait about as long as it has lasted, or as the provider asks for, and at most `longest`."""
-    own = max(FIRST_OUTAGE_BACKOFF, round(lasted * (0.5 + chance / 2)))
+    own = max(FIRST_OUTAGE_BACKOFF, round(lasted * (0.5 + jitter / 2)))
     return min(longest, max(asked, own))
 
 
-def compute_backoff(failure: FailedAttempt, tries: int, chance: float) -> int:
+def compute_backoff(failure: FailedAttempt, tries: int, jitter: float) -> int:
     """Exponential backoff with jitter, or the provider's `retry-after`."""
     own = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (tries - 1))
     asked = min(LONGEST_RETRY_AFTER, failure.retry_after or 0)
-    return max(asked, round(own * (0.5 + chance / 2)))
+    return max(asked, round(own * (0.5 + jitter / 2)))
 
 
 class Park(msgspec.Struct, frozen=True, gc=False):
@@ -733,10 +733,10 @@ def decide_after_turn(turn: Turn, rules: TurnLimits) -> SessionStep:
         case "asked":
             return Park("WAITING_FOR_INPUT")
         case "ended" | "yielded" | "max_steps" | "timed_out" | "repetition" | "model_error" | None:
-            return _after_its_own_end(turn, rules)
+            return _decide_after_end(turn, rules)
 
 
-def _after_its_own_end(turn: Turn, rules: TurnLimits) -> SessionStep:
+def _decide_after_end(turn: Turn, rules: TurnLimits) -> SessionStep:
     match rules.kind:
         case "chat":
             return Park("WAITING_FOR_INPUT")
@@ -744,7 +744,7 @@ def _after_its_own_end(turn: Turn, rules: TurnLimits) -> SessionStep:
             # Another program has the turns of a hooked, proxied or gated session: none ends here.
             return _task_end(turn.why)
         case "autonomous":
-            return _after_autonomous(turn, rules)
+            return _decide_after_autonomous_turn(turn, rules)
 
 
 def _task_end(why: TurnEnd | None) -> End:
@@ -761,7 +761,7 @@ def _task_end(why: TurnEnd | None) -> End:
             return End("COMPLETED", "completed")
 
 
-def _after_autonomous(turn: Turn, rules: TurnLimits) -> SessionStep:
+def _decide_after_autonomous_turn(turn: Turn, rules: TurnLimits) -> SessionStep:
     """Continue as the model yielded; without a yield, or after trouble, pause twice as long each time."""
     chosen = turn.yielded
     if chosen is not None:

@@ -83,7 +83,7 @@ class TooLarge(msgspec.Struct, frozen=True):
     window: int
 
 
-def may_start(message: Message) -> bool:
+def can_start(message: Message) -> bool:
     """Whether the kept part may begin with a message: not with one that holds results."""
     if message.role != "assistant":
         for part in message.parts:
@@ -97,7 +97,7 @@ def find_unanswered(history: Sequence[Message]) -> int:
     place = len(history)
     while place and history[place - 1].role == "user":
         place -= 1
-    if place and (place == len(history) or not all(map(may_start, history[place:]))):
+    if place and (place == len(history) or not all(map(can_start, history[place:]))):
         place -= 1
     return place
 
@@ -154,7 +154,7 @@ def list_left_out(history: Sequence[Message], cut: Cut, before: Cut | None = Non
     return tuple(history[place] for place in (*kept, *range(first, cut.through)) if place not in cut.pinned)
 
 
-def all_trusted(messages: Sequence[Message]) -> bool:
+def are_all_trusted(messages: Sequence[Message]) -> bool:
     """Whether all messages came from trusted sources; a model's own text never does."""
     return all(isinstance(part, (Text, ToolResult)) and part.trusted for each in messages for part in each.parts)
 
@@ -190,7 +190,7 @@ def build_history_view(
 
 def _drop_orphan_results(message: Message) -> Message:
     """Drop results whose calls are dropped."""
-    if may_start(message):
+    if can_start(message):
         return message
     return Message(message.role, tuple(part for part in message.parts if not isinstance(part, ToolResult)))
 
@@ -222,15 +222,15 @@ def _shorten_result(result: ToolResult, limit: int) -> ToolResult:
     whole = len(result.text)
     if whole <= limit:
         return result
-    room = max(0, limit - len(_describe_gap(result.id, whole, whole)))
-    head, tail = room - room // 3, room // 3
+    capacity = max(0, limit - len(_describe_gap(result.id, whole, whole)))
+    head, tail = capacity - capacity // 3, capacity // 3
     gap = _describe_gap(result.id, whole - head - tail, head)
     text = f"{result.text[:head]}{gap}{result.text[whole - tail :]}"
     return msgspec.structs.replace(result, text=text) if len(text) < whole else result
 
 
-def _describe_gap(call: str, left: int, offset: int) -> str:
-    return f'\n[{left} characters are left out here; read_output(call="{call}", offset={offset}) shows them.]\n'
+def _describe_gap(call: str, remaining: int, offset: int) -> str:
+    return f'\n[{remaining} characters are left out here; read_output(call="{call}", offset={offset}) shows them.]\n'
 
 
 SAFETY_MARGIN: Final = 1.15
@@ -269,7 +269,7 @@ class TokenMeter(msgspec.Struct, frozen=True, gc=False):
 
     seen: Mapping[str, ObservedUsage] = {}
 
-    def learned(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
+    def with_usage(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
         """Take in reported input tokens, unless they are impossible."""
         total = sent.stable + sent.volatile
         if not total * LOWEST_TOKEN_RATIO <= reported <= total or not total:
@@ -333,7 +333,7 @@ class Transcript:
         self.audio = 0
         """Upper bound of those that are sound."""
 
-    def opened(self, message: Message) -> None:
+    def open_turn(self, message: Message) -> None:
         self.turn = len(self.messages)
         self.add(message)
 
@@ -369,7 +369,7 @@ class Transcript:
         """
         first = max(find_unanswered(self.messages), self.turn)
         task = self.task if tokens[self.task] <= window else self.turn
-        starts = [may_start(message) for message in self.messages]
+        starts = [can_start(message) for message in self.messages]
         shape = HistoryShape(sizes=tokens, starts=starts, task=task, turn=self.turn, newest=first)
         return fit_history(shape, window, self.cut, marker=marker)
 
@@ -390,15 +390,15 @@ _MODEL_CALL: Final = re.compile(r"(.*)\.c\d+_\d+_\d+(?:/.*)?", re.DOTALL)
 
 def find_calling_session(call: str) -> str:
     """The session of a call of a model, or of one made inside of it, by its id in the whole store."""
-    found = _MODEL_CALL.fullmatch(call)
-    return "" if found is None else found[1]
+    match = _MODEL_CALL.fullmatch(call)
+    return "" if match is None else match[1]
 
 
 def describe_prediction(call: ToolCall, simulation: str) -> Text:
     """What a model predicted for a call, as a part beside the result: no word of it came from the tool."""
-    said = simulation.removeprefix(SIMULATION_LABEL)
+    text = simulation.removeprefix(SIMULATION_LABEL)
     label = f"{SIMULATION_LABEL} of {call.tool} ({call.id}), made before the call and no part of its result:"
-    return Text(f"{label}{said}", "model", trusted=False, reason="simulation")
+    return Text(f"{label}{text}", "model", trusted=False, reason="simulation")
 
 
 def _join_text(message: Message) -> str:
@@ -419,16 +419,16 @@ class SessionHistory:
     __slots__ = (
         "_cut_short",
         "_erased",
-        "_lost",
         "_min_sleep",
         "_nonces",
+        "_unanswered",
         "actions",
         "brake",
+        "context_text",
         "done",
-        "foreseen",
-        "given",
         "hot",
         "phase",
+        "predictions",
         "session",
         "staged",
         "transcript",
@@ -445,16 +445,16 @@ class SessionHistory:
         self.done: Mapping[str, ToolResult] = _NOTHING
         self._nonces: Mapping[str, str] = _NOTHING
         """Those of the requests under way."""
-        self.foreseen: Mapping[str, str] = _NOTHING
+        self.predictions: Mapping[str, str] = _NOTHING
         """Predictions of the step's calls; the model is shown them beside the results."""
         self._cut_short = ""
         """What a cancelled answer had said; it is part of the history if the turn ends there."""
         self.hot = b""
-        self.given = ""
+        self.context_text = ""
         self.phase: ev.PhaseEntered | None = None
         self._erased: tuple[str, ...] = ()
         """Calls of the step whose results are erased."""
-        self._lost: Mapping[str, ToolCall] = _NOTHING
+        self._unanswered: Mapping[str, ToolCall] = _NOTHING
         """Calls under way of a reply that is erased: what they were given is unknown."""
         self.staged: tuple[ToolCall, ...] = ()
         """Calls of the turn that wait for its end."""
@@ -462,32 +462,32 @@ class SessionHistory:
         """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
-        self.transcript.opened(message)
+        self.transcript.open_turn(message)
         self.staged = ()
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
         if self.brake is not None:
             for part in message.parts:
                 if isinstance(part, Text):
-                    self.brake.hear(part)
+                    self.brake.add_text(part)
 
     def end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None, at: int) -> None:
         if why == "cancelled" and self._cut_short:
             self.transcript.add(Message("assistant", (Text(self._cut_short, "model", trusted=False),)))
-        self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
+        self.turn = self.turn.with_end(why, sentence, chosen, at, self._min_sleep)
 
-    def wait(self, duration: int) -> None:
-        self.turn = self.turn.waited(duration)
+    def add_wait(self, duration: int) -> None:
+        self.turn = self.turn.without_wait(duration)
 
-    def acts(self, at: int) -> None:
+    def mark_acting(self, at: int) -> None:
         self.actions = (*(each for each in self.actions if abs(at - each) < MINUTE), at)
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         self.transcript.add(make_user_message(text, "config", reason=reason))
-        self.turn = self.turn.told(reason, at)
+        self.turn = self.turn.with_message(reason, at)
         if reason == "staged":
             self.staged = ()
 
-    def thought(self, reply: Reply, nonce: str, at: int) -> None:
+    def add_reply(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
         turn = self.turn
         said: tuple[Text, ...] = ()
@@ -504,7 +504,7 @@ class SessionHistory:
         self.done = _NOTHING
         self.turn = turn.thought(reply.stop, calls, at, spoke=bool(said))
 
-    def keep(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
+    def add_result(self, call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> None:
         """Keep a call's result until all of the step are there, as the model sees it.
 
         A refusal is shown with its code, a failure with the output before it.
@@ -515,10 +515,10 @@ class SessionHistory:
         result = ToolResult(call.id, call.tool, outcome, said)
         self.done = {**self.done, call.id: result} if self.done else {call.id: result}
 
-    def acted(self, at: int) -> None:
+    def finish_step(self, at: int) -> None:
         calls = self.turn.calls
         results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
-        self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
+        self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.predictions else results))
         if (brake := self.brake) is not None:
             for place, call in enumerate(calls):
                 if call.id in self._erased:
@@ -527,48 +527,48 @@ class SessionHistory:
                     brake.observe(call, results[place])
             self._erased = ()
         self.done = _NOTHING
-        self.turn = self.turn.acted(calls, results, at)
+        self.turn = self.turn.with_results(calls, results, at)
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
-        foreseen = dict(self.foreseen)
+        foreseen = dict(self.predictions)
         said = [(call, foreseen.pop(call_id(self.session, call), "")) for call in calls]
-        self.foreseen = foreseen
+        self.predictions = foreseen
         return [describe_prediction(call, text) for call, text in said if text]
 
     def situation(self) -> str:
         """What the agent was asked last, and what it said with the calls that it makes now."""
         *before, last = self.transcript.messages
-        asked = next((text for each in reversed(before) if each.role == "user" and (text := _join_text(each))), "")
-        parts = (("The agent was asked", asked), ("With the call it says", _join_text(last)))
+        question = next((text for each in reversed(before) if each.role == "user" and (text := _join_text(each))), "")
+        parts = (("The agent was asked", question), ("With the call it says", _join_text(last)))
         return "\n".join(f"{label}: {shorten(text, LONGEST_SITUATION)}" for label, text in parts if text)
 
-    async def take_in(self, events: Iterable[Stored], read: ReadBody) -> None:
+    async def apply(self, events: Iterable[Stored], read: ReadBody) -> None:
         """Take in events of another process, or of an earlier life of this one."""
         for stored in events:
-            await self._take_in(stored, read)
+            await self._apply_event(stored, read)
         # A request refused by a cap may be retried; all other outcomes are final.
         if self.turn.capped and not self.turn.over:
-            self.turn = self.turn.uncapped()
+            self.turn = self.turn.without_cap()
         if self.done:
             self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
-    async def _take_in(self, stored: Stored, read: ReadBody) -> None:
+    async def _apply_event(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
             case ev.SessionStarted():
                 pass
             case ev.CallStarted() | ev.CallSettled() | ev.CallRefused():
-                await self._called(event, stored, read)
+                await self._apply_call_event(event, stored, read)
             case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self.flush(at)
-                self.turn, self._cut_short = self.turn.uncapped(), ""
+                self.turn, self._cut_short = self.turn.without_cap(), ""
                 record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
                 self._nonces = {**self._nonces, event.request: record.nonce}
             case ev.RequestSettled():
-                await self._settled(event, stored, read)
+                await self._apply_request_event(event, stored, read)
             case ev.RequestRefused(purpose="turn") if self._is_turns(event.request):
                 self.flush(at)
-                self.turn = self.turn.uncapped().refused(
+                self.turn = self.turn.without_cap().with_refusal(
                     parse_attempt(event.request), event.outcome, event.sentence, at
                 )
             case ev.TurnStarted():
@@ -576,9 +576,9 @@ class SessionHistory:
                 message = msgspec.json.decode(body or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
                 if self.brake is not None and not body:
-                    self.brake.hear_erased()
+                    self.brake.mark_erased()
             case ev.HotStateSeen() | ev.GuardrailTriggered() | ev.TurnSkipped() | ev.PhaseEntered() | ev.ContextGiven():
-                await self._paced(event, stored, read)
+                await self._apply_pace_event(event, stored, read)
             case ev.HistoryGiven():
                 self._begin_with(event, await read(stored))
             case ev.MessageAdded():
@@ -599,13 +599,13 @@ class SessionHistory:
                 self.flush(at)
                 self.end(event.why, event.sentence, event.yielded, at)
             case ev.SessionParked():
-                self.turn = self.turn.rested(at, event.trouble)
+                self.turn = self.turn.pause(at, event.trouble)
             case ev.SessionWoken(recovered=True):
-                self.turn = self.turn.recovered(at)
+                self.turn = self.turn.with_recovery(at)
             case ev.SessionWoken():
-                self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
+                self.turn = self.turn.resume(at, takeover=event.cause == "takeover")
             case ev.SessionResumed():
-                self.turn = self.turn.reopened(at)
+                self.turn = self.turn.reopen(at)
             case _:
                 pass
 
@@ -616,9 +616,9 @@ class SessionHistory:
         if self.brake is not None:
             self.brake.recall(messages, foreign=not event.session, denied=event.denied)
             if not body:
-                self.brake.hear_erased()
+                self.brake.mark_erased()
 
-    async def _paced(
+    async def _apply_pace_event(
         self,
         event: ev.HotStateSeen | ev.GuardrailTriggered | ev.TurnSkipped | ev.PhaseEntered | ev.ContextGiven,
         stored: Stored,
@@ -628,9 +628,9 @@ class SessionHistory:
             case ev.PhaseEntered():
                 self.phase = event
             case ev.ContextGiven():
-                self.given = from_body(await read(stored))
+                self.context_text = from_body(await read(stored))
                 if self.brake is not None:
-                    self.brake.trust(self.given, "kept memories")
+                    self.brake.trust(self.context_text, "kept memories")
             case ev.HotStateSeen():
                 self.hot = await read(stored)
             case ev.GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
@@ -640,7 +640,7 @@ class SessionHistory:
             case _:
                 pass
 
-    async def _called(
+    async def _apply_call_event(
         self, event: ev.CallStarted | ev.CallSettled | ev.CallRefused, stored: Stored, read: ReadBody
     ) -> None:
         match event:
@@ -648,30 +648,30 @@ class SessionHistory:
                 call = event.call.removeprefix(f"{self.session}.")
                 self.done = {each: result for each, result in self.done.items() if each != call}
                 if event.effect == "write":
-                    self.acts(stored.at)
+                    self.mark_acting(stored.at)
             case ev.CallSettled():
                 body = await read(stored)
                 answer = restore_call_answer(event, body)
-                self._keep(event.call, answer.outcome, answer.text, answer.partial)
+                self._add_result(event.call, answer.outcome, answer.text, answer.partial)
                 if is_erased(stored, body):
                     self._erased += (event.call.removeprefix(f"{self.session}."),)
-                lost = self._lost.get(event.call)
+                lost = self._unanswered.get(event.call)
                 if lost is not None and self.brake is not None:
                     self.brake.observe_erased(lost)
-                    self._lost = {call: lost for call, lost in self._lost.items() if call != event.call}
+                    self._unanswered = {call: lost for call, lost in self._unanswered.items() if call != event.call}
                 return
             case ev.CallRefused():
-                self._keep(event.call, event.outcome, event.sentence)
+                self._add_result(event.call, event.outcome, event.sentence)
                 if event.staged:
                     self.staged += tuple(each for each in self.turn.calls if call_id(self.session, each) == event.call)
         # A call inside of another one is none of the model's.
         if self.brake is not None and self._is_models(event.call):
             body = await read(stored)
-            self.brake.take_in(event, None if is_erased(stored, body) else body)
+            self.brake.apply(event, None if is_erased(stored, body) else body)
             if isinstance(event, ev.CallStarted) and not self._is_known(event.call):
-                self._lost = {**self._lost, event.call: ToolCall(event.call, event.tool, "")}
+                self._unanswered = {**self._unanswered, event.call: ToolCall(event.call, event.tool, "")}
 
-    async def _settled(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
+    async def _apply_request_event(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         if event.request not in self._nonces:
             await self._foresee(event, stored, read)
             return
@@ -681,28 +681,28 @@ class SessionHistory:
         if event.outcome == "ok":
             body = await read(stored)
             reply = msgspec.json.decode(body, type=Reply) if body else Reply(())
-            self.thought(reply, nonce, stored.at)
+            self.add_reply(reply, nonce, stored.at)
         elif event.outcome in ("cancelled", "unknown"):
             body = await read(stored)
             self._cut_short = msgspec.json.decode(body, type=Reply).text if body else ""
-            self.turn = self.turn.tried(attempt, stored.at)
+            self.turn = self.turn.with_attempt(attempt, stored.at)
         elif event.outcome == "external_halt":
-            self.turn = self.turn.refused(attempt, event.outcome, event.error, stored.at)
+            self.turn = self.turn.with_refusal(attempt, event.outcome, event.error, stored.at)
         else:
             failure = FailedAttempt(event.error, event.may_retry, event.retry_after, event.needs_person)
-            self.turn = self.turn.failed(attempt, failure, stored.at)
+            self.turn = self.turn.with_failure(attempt, failure, stored.at)
 
     async def _foresee(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         call, _, rest = event.request.rpartition("/simulation/")
         if call and rest and event.outcome == "ok" and (body := await read(stored)):
             reply = msgspec.json.decode(body, type=Reply)
             text = "" if reply.stop == "refused" else reply.text.strip()
-            self.foreseen = {**self.foreseen, call: f"{SIMULATION_LABEL} {text}" if text else ""}
+            self.predictions = {**self.predictions, call: f"{SIMULATION_LABEL} {text}" if text else ""}
 
-    def _keep(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
+    def _add_result(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
         for each in self.turn.calls:
             if call_id(self.session, each) == call:
-                self.keep(each, outcome, text, partial)
+                self.add_result(each, outcome, text, partial)
 
     def _is_models(self, call: str) -> bool:
         """Whether the model made the call, also where its reply is erased. Other writers use other ids."""
@@ -718,7 +718,7 @@ class SessionHistory:
     def flush(self, at: int) -> None:
         """Any event after a step shows that all its calls had results."""
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
-            self.acted(at)
+            self.finish_step(at)
 
 
 def is_erased(stored: Stored, body: bytes) -> bool:

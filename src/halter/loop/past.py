@@ -34,13 +34,13 @@ async def read_past(session: str, events: Sequence[Stored], store: Store) -> Pas
     history, gone = SessionHistory(session), list[Stored]()
     history.transcript = _WholeTranscript()
 
-    async def read(stored: Stored) -> bytes:
+    async def read_stored(stored: Stored) -> bytes:
         body = await read_body(store, stored)
         if is_erased(stored, body):
             gone.append(stored)
         return body
 
-    await history.take_in(events, read)
+    await history.apply(events, read_stored)
     history.flush(events[-1].at if events else 0)
     denied = any(_is_denial(stored) for stored in events)
     return Past(number_calls(_drop_open_step(history.transcript.messages)), denied, bool(gone))

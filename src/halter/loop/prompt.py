@@ -47,7 +47,7 @@ from halter.loop.history import (
     TokenMeter,
     TooLarge,
     Transcript,
-    all_trusted,
+    are_all_trusted,
     list_left_out,
     make_marker,
     measure_message,
@@ -152,7 +152,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `window` is the smallest context window of any of them. `offered` are the tools shown to it.
     """
 
-    mind: BrainSpec
+    model: BrainSpec
     rules: TurnLimits
     models: tuple[Model, ...]
     offered: tuple[ToolSpec, ...]
@@ -164,14 +164,14 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple([str(model.name) for model in self.models])
 
     @cached_property
-    def spare(self) -> int:
+    def tokens_left(self) -> int:
         """The tokens of the window that are left for a prompt."""
-        return self.window - self.mind.max_output_tokens - MARKER_TOKENS
+        return self.window - self.model.max_output_tokens - MARKER_TOKENS
 
     @cached_property
     def start(self) -> StablePrefix:
         """What a prompt begins with where nothing was kept for it."""
-        return build_stable_prefix(self.mind, self.offered)
+        return build_stable_prefix(self.model, self.offered)
 
 
 NOTHING_LEARNED: Final = TokenMeter()
@@ -184,28 +184,28 @@ class ContextWindow:
     __slots__ = (
         "_clock",
         "_ending",
+        "_history",
+        "_limit",
         "_meter",
-        "_most",
-        "_recalled",
         "_running",
         "_sent",
-        "_spare",
         "_thinking",
+        "_tokens_left",
         "fixed",
     )
 
     def __init__(
-        self, recalled: SessionHistory, running: SessionRuntime, clock: Clock, thinking: LoopSettings, fixed: int
+        self, recalled: SessionHistory, runtime: SessionRuntime, clock: Clock, settings: LoopSettings, fixed: int
     ) -> None:
-        self._recalled = recalled
-        self._running = running
+        self._history = recalled
+        self._running = runtime
         self._clock = clock
-        self._thinking = thinking
+        self._thinking = settings
         self.fixed = fixed
         self._meter = NOTHING_LEARNED
         self._sent = NOTHING_SENT
-        self._most: int | None = None
-        self._spare = thinking.spare
+        self._limit: int | None = None
+        self._tokens_left = settings.tokens_left
         self._ending = 0
 
     def bound(self, model: str, sent: PromptSize) -> int:
@@ -213,32 +213,32 @@ class ContextWindow:
         self._sent = sent
         return self._meter.bound(model, sent)
 
-    def learn(self, model: str, reported: int) -> None:
+    def calibrate(self, model: str, reported: int) -> None:
         """Take in how many tokens the last request really had."""
-        self._meter = self._meter.learned(model, self._sent, reported)
+        self._meter = self._meter.with_usage(model, self._sent, reported)
 
     async def shrink(self) -> bool:
         """Drop more, since the window is smaller than assumed; False if nothing could be dropped."""
         model = str(self._thinking.models[0].name)
-        sent = self._meter.estimate(model, self._recalled.transcript.size)
-        self._most = int(SHRINK_FACTOR * min(sent, self._room(model)))
-        before = self._recalled.transcript.cut
+        sent = self._meter.estimate(model, self._history.transcript.size)
+        self._limit = int(SHRINK_FACTOR * min(sent, self._count_tokens_left(model)))
+        before = self._history.transcript.cut
         too_large = await self.make_room(model)
-        return not too_large and self._recalled.transcript.cut != before
+        return not too_large and self._history.transcript.cut != before
 
     def has_room(self, ending: str) -> bool:
         """Whether the history fits beside an ending by any estimate: no model needs more tokens than bytes."""
         self._ending = size = count_bytes(ending)
-        return self._recalled.transcript.size + self.fixed + size <= self._spare and self._most is None
+        return self._history.transcript.size + self.fixed + size <= self._tokens_left and self._limit is None
 
     async def make_room(self, model: str) -> str:
         """Cut the history if it has outgrown the window. Return why if nothing helps."""
-        transcript, room = self._recalled.transcript, self._room(model)
-        if self._meter.estimate(model, transcript.size) <= room:
+        transcript, capacity = self._history.transcript, self._count_tokens_left(model)
+        if self._meter.estimate(model, transcript.size) <= capacity:
             return ""
         tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
-        marker = SUMMARY_TOKENS if self._thinking.mind.context_strategy == "summarize" else MARKER_TOKENS
-        match transcript.fit(room, tokens, marker):
+        marker = SUMMARY_TOKENS if self._thinking.model.context_strategy == "summarize" else MARKER_TOKENS
+        match transcript.fit(capacity, tokens, marker):
             case Cut() as cut:
                 await self._cut(cut)
                 return ""
@@ -247,52 +247,52 @@ class ContextWindow:
             case TooLarge() as found:
                 return _explain_too_large(found)
 
-    def _room(self, model: str) -> int:
-        room = self._spare - self._meter.estimate(model, self.fixed + self._ending)
-        return room if self._most is None else min(room, self._most)
+    def _count_tokens_left(self, model: str) -> int:
+        capacity = self._tokens_left - self._meter.estimate(model, self.fixed + self._ending)
+        return capacity if self._limit is None else min(capacity, self._limit)
 
     async def _cut(self, cut: Cut) -> None:
-        transcript, strategy = self._recalled.transcript, self._thinking.mind.context_strategy
+        transcript, strategy = self._history.transcript, self._thinking.model.context_strategy
         dropped = list_left_out(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped, cut) if strategy == "summarize" else ""
         before = transcript.marker
-        trusted = all_trusted(dropped) and (before is None or before.trusted)
+        trusted = are_all_trusted(dropped) and (before is None or before.trusted)
         marker = make_marker(cut, strategy, summary, trusted=trusted)
         event = ContextCut(
-            turn=self._recalled.turn.number,
+            turn=self._history.turn.number,
             through=cut.through,
             pinned=cut.pinned,
-            strategy=self._thinking.mind.context_strategy,
+            strategy=self._thinking.model.context_strategy,
         )
         await self._running.write(
-            f"{self._recalled.session}/cut/{self._place(cut)}", event, msgspec.json.encode(marker)
+            f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)
         )
         transcript.cut_at(cut, marker)
-        self._recalled.turn = self._recalled.turn.shrunk(self._clock.now())
+        self._history.turn = self._history.turn.shrunk(self._clock.now())
 
-    def _place(self, cut: Cut) -> str:
+    def _name_cut(self, cut: Cut) -> str:
         """Name a cut: a later one at the same place may keep less, and an erased history counts its places anew."""
-        turn = self._recalled.turn
+        turn = self._history.turn
         return "_".join(map(str, (turn.number, turn.steps, cut.through, *cut.pinned)))
 
     async def _summary(self, dropped: Sequence[Message], cut: Cut) -> str:
         """Summarize what is dropped with a model; without an answer, only state that it is dropped."""
         model = self._thinking.summarizer or self._thinking.models[0]
-        before = self._recalled.transcript.marker
+        before = self._history.transcript.marker
         text = "\n".join(
             [
                 *([before.text] if before else []),
                 *(_part_to_line(part) for message in dropped for part in message.parts),
             ]
         )
-        most = max(1000, self._thinking.window - 4 * SUMMARY_TOKENS)
+        limit = max(1000, self._thinking.window - 4 * SUMMARY_TOKENS)
         prompt = Prompt(
             system=decide.SUMMARIZE,
-            messages=(make_user_message(text[-most:], "agent", trusted=False),),
+            messages=(make_user_message(text[-limit:], "agent", trusted=False),),
             max_output_tokens=SUMMARY_TOKENS,
         )
         request = ModelRequest(
-            id=f"{self._recalled.session}.summary.{self._place(cut)}",
+            id=f"{self._history.session}.summary.{self._name_cut(cut)}",
             prompt=prompt,
             purpose="summary",
             timeout=SUMMARY_TIMEOUT,
@@ -303,7 +303,7 @@ class ContextWindow:
         if not isinstance(answer, AnsweredRequest):
             return ""
         if answer.overrun:
-            self._recalled.turn = msgspec.structs.replace(self._recalled.turn, overrun=True)
+            self._history.turn = msgspec.structs.replace(self._history.turn, overrun=True)
         return answer.reply.text.strip()
 
 

@@ -39,10 +39,10 @@ from halter.core.tools import Tool
 from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, TerminalReason, WakeCause
 from halter.guard.approvals import ask_question, make_cap_question
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
+from halter.guard.halts import BudgetBusy, RateLimited, run_shielded
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.decide import HAND_OFF
 from halter.state import lifecycle
 from halter.state.session import InFlight, Session, fold, make_unknown_event_error, replay
@@ -121,10 +121,10 @@ async def wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
             wait.cancel()
 
 
-async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
+async def wait_for_news(news: asyncio.Event, max_wait: int) -> None:
     """Wait for news or a timeout in microseconds, then clear the event."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(at_most / SECOND):
+        async with asyncio.timeout(max_wait / SECOND):
             await news.wait()
     news.clear()
 
@@ -132,36 +132,36 @@ async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
 REST_POLL_INTERVAL: Final = 30 * SECOND
 """Polling interval while resting. Change hints arrive at once, but may be lost."""
 
-Attempt = Answer | NeedsPerson | StillHeld
+Attempt = Answer | ApprovalRequired | BudgetBusy
 """What comes of one attempt to make a call."""
 
 CheckWaiting = Callable[[], Awaitable[bool]]
 
-WaitListener = Callable[[NeedsPerson, State], None]
+WaitListener = Callable[[ApprovalRequired, State], None]
 """Called once for each decision that a session rests for."""
 
 
-def _ignore_wait(_: NeedsPerson, __: State) -> None: ...
+def _ignore_wait(_: ApprovalRequired, __: State) -> None: ...
 
 
-class StepNotes(Protocol):
+class StepLog(Protocol):
     """What is noted of a step as its calls are made: predictions by call id, which the model sees with the results."""
 
-    foreseen: Mapping[str, str]
+    predictions: Mapping[str, str]
 
-    def wait(self, duration: int) -> None:
+    def add_wait(self, duration: int) -> None:
         """Note the length of a rest, which does not count as work."""
 
 
-class _LoneNotes:
+class _NullStepLog:
     """The notes of a session that takes no turns."""
 
-    __slots__ = ("foreseen",)
+    __slots__ = ("predictions",)
 
     def __init__(self) -> None:
-        self.foreseen: Mapping[str, str] = {}
+        self.predictions: Mapping[str, str] = {}
 
-    def wait(self, duration: int) -> None: ...
+    def add_wait(self, duration: int) -> None: ...
 
 
 CapListener = Callable[[ev.CostCapReached, int], None]
@@ -195,36 +195,36 @@ class SessionRuntime:
     """
 
     __slots__ = (
-        "_asks",
         "_attempts",
         "_cap",
         "_clock",
         "_doubts",
         "_guard",
         "_head",
+        "_inbox_seen",
+        "_is_near",
         "_looking_back",
-        "_near",
-        "_rests",
-        "_seen",
+        "_may_have_questions",
+        "_notified",
+        "_on_wait",
+        "_pause_number",
         "_store",
-        "_told",
         "_tools",
-        "_waits",
         "began",
-        "capped",
+        "context",
         "ending",
         "inbox_head",
         "lease",
-        "notes",
+        "on_cap",
+        "on_trouble",
         "overrun",
+        "parked_at_seq",
         "past",
-        "redacted",
-        "rested_at",
+        "redact",
         "spent_tokens",
         "spent_usd",
-        "standing",
         "state",
-        "troubled",
+        "step_log",
     )
 
     def __init__(
@@ -233,40 +233,40 @@ class SessionRuntime:
         clock: Clock,
         guard: GuardRuntime,
         lease: Lease,
-        standing: SessionContext,
+        context: SessionContext,
         tools: Mapping[str, Tool],
         waits: WaitListener = _ignore_wait,
     ) -> None:
         self.lease = lease
-        self.standing = standing
+        self.context = context
         self.state: State = _UNREAD.state
         self.began = _NOT_READ
         self._store = store
         self._clock = clock
         self._guard = guard
-        self.redacted = guard.redacted
+        self.redact = guard.redact
         self._tools = tools
-        self._waits = waits
-        self._told: tuple[str, ...] = ()
-        self._asks = True
+        self._on_wait = waits
+        self._notified: tuple[str, ...] = ()
+        self._may_have_questions = True
         """Whether a question of the session may be open: not where all that it did was done here without one."""
-        self._seen = 0
+        self._inbox_seen = 0
         self.inbox_head: int | None = None
         """How far the inbox goes, where that was just read with the session's row."""
-        self.rested_at = 0
+        self.parked_at_seq = 0
         """How far the inbox had been read when the session last rested between two turns."""
-        self._rests = 0
-        self.troubled: Callable[[], None] = _ignore_trouble
+        self._pause_number = 0
+        self.on_trouble: Callable[[], None] = _ignore_trouble
         """Called when no model answers the session, and when one does again."""
-        self.capped: CapListener = ignore
+        self.on_cap: CapListener = ignore
         """Called before the session sleeps until the window of a cap is over."""
         self._attempts: Mapping[str, int] = _UNREAD.attempts
-        self.notes: StepNotes = _LoneNotes()
+        self.step_log: StepLog = _NullStepLog()
         self.spent_usd = self.spent_tokens = 0
         self.overrun = False
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
-        self._near: bool | None = None
+        self._is_near: bool | None = None
         self._head = 0
         self.ending: Callable[[], Awaitable[None]] = _do_nothing
         """Called before the session ends: its other workers must stop, and settle what they hold."""
@@ -275,7 +275,7 @@ class SessionRuntime:
         self.past: Sequence[Stored] = ()
         """All events of the session, where they were just read under its lease."""
 
-    async def look_back(self) -> list[Stored]:
+    async def load_history(self) -> list[Stored]:
         events = list(self.past) or await self.events()
         self._recall(events)
         return events
@@ -283,45 +283,45 @@ class SessionRuntime:
     def _recall(self, events: Sequence[Stored]) -> Session:
         """Fold all events of the session; what they say of its state is kept, not all that they fold into."""
         found, self.past = replay(events), ()
-        self.state, self._attempts, self._seen = found.state, found.attempts, found.inbox_seen
-        self._know(events, tuple(found.in_flight.values()))
-        self.rested_at = self._seen
+        self.state, self._attempts, self._inbox_seen = found.state, found.attempts, found.inbox_seen
+        self._apply_history(events, tuple(found.in_flight.values()))
+        self.parked_at_seq = self._inbox_seen
         return found
 
-    def _know(self, events: Sequence[Stored], doubts: tuple[InFlight, ...]) -> None:
+    def _apply_history(self, events: Sequence[Stored], doubts: tuple[InFlight, ...]) -> None:
         if events and isinstance(began := events[0].event, ev.SessionStarted):
             self.began = began
             # A later runtime of this session in this process must not reuse the names of its rests.
-            self._rests = max(self._rests, events[-1].seq)
+            self._pause_number = max(self._pause_number, events[-1].seq)
         if self._doubts is None:
             self._doubts = doubts
             if self._looking_back is not None:
                 self._looking_back.set()
 
-    async def until_looked_back(self) -> None:
+    async def wait_until_recovered(self) -> None:
         """Wait until it is known what an earlier owner left in doubt: what is in flight after that is under way."""
         if self._doubts is None:
             self._looking_back = self._looking_back or asyncio.Event()
             await self._looking_back.wait()
 
-    async def take_up(self, row: SessionRow | None = None, begun: Sequence[Stored] = ()) -> Sequence[Stored]:
+    async def resume(self, row: SessionRow | None = None, begun: Sequence[Stored] = ()) -> Sequence[Stored]:
         """Load all events, and settle what a crash left in doubt.
 
         `row` is the session's, if it was just read under its lease. `begun` are all of its events, if it only began.
         """
         if begun:
-            self._asks, self.inbox_head = False, 0
-            self._know(begun, ())
+            self._may_have_questions, self.inbox_head = False, 0
+            self._apply_history(begun, ())
             return begun
         events = list(self.past) or await self.events()
         past = self._recall(events)
         doubts, self.spent_usd, self.spent_tokens = self._doubts or (), past.spent.usd, past.spent.tokens
         since: Sequence[Stored] = ()
         if self.lease.generation > 1:
-            since = await self._woken(row=row)
+            since = await self._mark_running(row=row)
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(doubts, key=lambda doubt: -doubt.id.count("/")):
-            await self._clear(flight, await self._arguments(events, flight.id))
+            await self._settle_doubt(flight, await self._arguments(events, flight.id))
         if doubts:
             since = await self.events(past.head)
         events += since
@@ -330,69 +330,73 @@ class SessionRuntime:
         self.overrun = has_overrun(events)
         return events
 
-    async def _clear(self, flight: InFlight, arguments: bytes) -> None:
+    async def _settle_doubt(self, flight: InFlight, arguments: bytes) -> None:
         """Settle one call in doubt; what stays unknown is charged at its maximum."""
-        answer = await self._guard.recover(self.lease, self.standing, flight, arguments, self._tools)
-        if not isinstance(answer, NeedsPerson):
+        answer = await self._guard.recover(self.lease, self.context, flight, arguments, self._tools)
+        if not isinstance(answer, ApprovalRequired):
             return
-        row = await self._decided(answer, "WAITING_FOR_APPROVAL")
+        row = await self._wait_for_one_decision(answer, "WAITING_FOR_APPROVAL")
         if row.verdict:
             happened = row.verdict == "approve"
             await self._guard.was_done(self.lease, flight, happened=happened)
         else:
             await self._guard.ledger.settle_in_doubt(self.lease, [flight])
 
-    def begin(self, call: Call, standing: SessionContext | None = None) -> Coroutine[Any, Any, Attempt]:
+    def try_call(self, call: Call, context: SessionContext | None = None) -> Coroutine[Any, Any, Attempt]:
         """Make a call once; what comes of it must be taken in with `attempted`."""
-        return self._guard.call(self.lease, standing or self.standing, call, self._tools, self._count_attempts(call))
+        return self._guard.call(self.lease, context or self.context, call, self._tools, self._count_attempts(call))
 
-    async def attempt(self, call: Call, standing: SessionContext | None = None) -> Attempt:
-        return self.attempted(call, await self.begin(call, standing))
+    async def attempt(self, call: Call, context: SessionContext | None = None) -> Attempt:
+        return self.record_attempt(call, await self.try_call(call, context))
 
     def _count_attempts(self, call: Call) -> int:
         """How often a call was tried; one that was staged, also in another process, was tried once."""
         return self._attempts.get(call.id) or (1 if call.stage == "over" else 0)
 
-    def attempted(self, call: Call, answer: Attempt) -> Attempt:
+    def record_attempt(self, call: Call, answer: Attempt) -> Attempt:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
         if not isinstance(answer, Answer) or answer.outcome in REFUSAL_OUTCOMES:
-            if isinstance(answer, StillHeld):
+            if isinstance(answer, BudgetBusy):
                 return answer
-            self._asks = self._asks or isinstance(answer, NeedsPerson)
+            self._may_have_questions = self._may_have_questions or isinstance(answer, ApprovalRequired)
             self._attempts = {**self._attempts, call.id: self._count_attempts(call) + 1}
         if answer.simulation:
-            self.notes.foreseen = {**self.notes.foreseen, answer.call: answer.simulation}
-        elif said := self.notes.foreseen.get(answer.call, ""):
-            return msgspec.structs.replace(answer, simulation=said)
+            self.step_log.predictions = {**self.step_log.predictions, answer.call: answer.simulation}
+        elif text := self.step_log.predictions.get(answer.call, ""):
+            return msgspec.structs.replace(answer, simulation=text)
         return answer
 
-    async def call(self, call: Call, standing: SessionContext | None = None) -> Answer:
+    async def call(self, call: Call, context: SessionContext | None = None) -> Answer:
         """Make a call, and wait for a person, money or a window if needed.
 
         `standing` may be narrower than the session's own.
         """
-        tried = self.attempted(call, await self.begin(call, standing))
-        return self.take_answer(tried) or (await self.answers([call], [tried], standing))[0]
+        tried = self.record_attempt(call, await self.try_call(call, context))
+        return self.accept_answer(tried) or (await self.answers([call], [tried], context))[0]
 
-    def take_answer(self, tried: Attempt) -> Answer | None:
+    def accept_answer(self, tried: Attempt) -> Answer | None:
         """Count what one call cost; None where that is not all there is to do: see `answers`."""
-        if not isinstance(tried, Answer) or tried.cap is not None or self.lease.session in self._guard.paid_beside:
+        if (
+            not isinstance(tried, Answer)
+            or tried.cap is not None
+            or self.lease.session in self._guard.unattributed_cost
+        ):
             return None
         self.spent_usd += tried.cost_micros
         return tried
 
-    async def calls(self, calls: Sequence[Call], standing: SessionContext | None = None) -> Sequence[Answer]:
+    async def calls(self, calls: Sequence[Call], context: SessionContext | None = None) -> Sequence[Answer]:
         """Make calls concurrently up to a limit; one that waits does not block the others."""
-        return await self.answers(calls, await self._tried(calls, standing), standing)
+        return await self.answers(calls, await self._try_calls(calls, context), context)
 
     async def answers(
-        self, calls: Sequence[Call], tried: Sequence[Attempt], standing: SessionContext | None = None
+        self, calls: Sequence[Call], tried: Sequence[Attempt], context: SessionContext | None = None
     ) -> Sequence[Answer]:
         """Count what calls cost, wait for what they lacked, and try those again, until all are answered."""
         answers: dict[str, Answer] = {}
         waiting, overrun = calls, False
         while waiting:
-            if (beside := self._guard.paid_beside.pop(self.lease.session, None)) is not None:
+            if (beside := self._guard.unattributed_cost.pop(self.lease.session, None)) is not None:
                 self.spent_usd += beside.usd
                 self.spent_tokens += beside.tokens
                 overrun = overrun or beside.overrun
@@ -400,41 +404,41 @@ class SessionRuntime:
                 if isinstance(each, Answer):
                     answers[each.call] = each
                     self.spent_usd += each.cost_micros
-            waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
-            tried = await self._tried(waiting, standing) if waiting else ()
+            waiting = await self._wait_for_refused(list(zip(waiting, tried, strict=True)))
+            tried = await self._try_calls(waiting, context) if waiting else ()
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
-    async def _tried(self, calls: Sequence[Call], standing: SessionContext | None) -> Sequence[Attempt]:
+    async def _try_calls(self, calls: Sequence[Call], context: SessionContext | None) -> Sequence[Attempt]:
         slots, began = asyncio.Semaphore(MOST_PARALLEL_CALLS), self._clock.now()
         if any(call.brake is not None and call.brake.keeps_order(call.tool) for call in calls):
             # Each act counts when the next one is judged.
-            return [await self._attempt_in(slots, call, began, standing) for call in calls]
-        return await run_together([partial(self._attempt_in, slots, call, began, standing) for call in calls])
+            return [await self._attempt_in(slots, call, began, context) for call in calls]
+        return await run_together([partial(self._attempt_in, slots, call, began, context) for call in calls])
 
     async def _attempt_in(
-        self, slots: asyncio.Semaphore, call: Call, began: int, standing: SessionContext | None
+        self, slots: asyncio.Semaphore, call: Call, began: int, context: SessionContext | None
     ) -> Attempt:
         """Try a call when a slot is free; the wait for it counts against the call's time."""
         async with slots:
             if call.at_most is not None:
-                left = max(1, call.at_most - (self._clock.now() - began))
-                call = msgspec.structs.replace(call, at_most=left)
-            return await self.attempt(call, standing)
+                remaining = max(1, call.at_most - (self._clock.now() - began))
+                call = msgspec.structs.replace(call, at_most=remaining)
+            return await self.attempt(call, context)
 
-    async def _waited_for(self, tried: Sequence[tuple[Call, Attempt]]) -> list[Call]:
+    async def _wait_for_refused(self, tried: Sequence[tuple[Call, Attempt]]) -> list[Call]:
         """Rest until one of the refused calls may pass; return those to be tried again."""
         again = [call for call, answer in tried if not isinstance(answer, Answer)]
-        asked = [answer for _, answer in tried if isinstance(answer, NeedsPerson)]
+        asked = [answer for _, answer in tried if isinstance(answer, ApprovalRequired)]
         capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
-        if capped and await self._more_money(capped[0][0].id, capped[0][0].tool, capped[0][1]):
+        if capped and await self._wait_for_budget(capped[0][0].id, capped[0][0].tool, capped[0][1]):
             return [*again, *(call for call, _ in capped)]
-        if any(isinstance(answer, StillHeld) for _, answer in tried):
+        if any(isinstance(answer, BudgetBusy) for _, answer in tried):
             for each in asked:
-                self._tell(each, "WAITING_FOR_APPROVAL")
-            await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
+                self._notify_waiting(each, "WAITING_FOR_APPROVAL")
+            await self._park_and_wait("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
         elif asked:
-            await self.until_decided(asked)
+            await self.wait_for_decision(asked)
         return again
 
     async def request(
@@ -445,19 +449,21 @@ class SessionRuntime:
         *,
         last: bool = False,
         patient: bool = True,
-        standing: SessionContext | None = None,
+        context: SessionContext | None = None,
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Make a request, and wait for money: others' holds, and if `patient` the next window or a raised cap.
 
         It also waits for the model's rate, for as long as needed. With `last`, the request may use the reserve.
         `standing` may be narrower than the session's own.
         """
-        answer = self.take(request, await self.ask(request, model, attempt, last=last, standing=standing))
+        answer = self.charge(request, await self.request_once(request, model, attempt, last=last, context=context))
         if isinstance(answer, AnsweredRequest):
             return answer
-        return await self.ask_again(request, model, answer, attempt, last=last, patient=patient, standing=standing)
+        return await self.request_until_admitted(
+            request, model, answer, attempt, last=last, patient=patient, context=context
+        )
 
-    def ask(
+    def request_once(
         self,
         request: ModelRequest,
         model: Model,
@@ -465,15 +471,15 @@ class SessionRuntime:
         waited: int = 0,
         *,
         last: bool = False,
-        standing: SessionContext | None = None,
+        context: SessionContext | None = None,
     ) -> Coroutine[Any, Any, RequestOutcome]:
         """Make a request once; what comes of it must be taken in with `take`."""
-        standing = standing or self.standing
+        context = context or self.context
         if last:
-            standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0)
-        return self._guard.request(self.lease, standing, request, model, attempt, waited)
+            context = msgspec.structs.replace(context, kept_usd=0, kept_tokens=0)
+        return self._guard.request(self.lease, context, request, model, attempt, waited)
 
-    def take(self, request: ModelRequest, answer: RequestOutcome) -> RequestOutcome:
+    def charge(self, request: ModelRequest, answer: RequestOutcome) -> RequestOutcome:
         """Count what an answer cost."""
         if isinstance(answer, _PAID):
             if not answer.repeated:
@@ -483,7 +489,7 @@ class SessionRuntime:
                 self.overrun = True
         return answer
 
-    async def ask_again(
+    async def request_until_admitted(
         self,
         request: ModelRequest,
         model: Model,
@@ -492,31 +498,33 @@ class SessionRuntime:
         *,
         last: bool = False,
         patient: bool = True,
-        standing: SessionContext | None = None,
+        context: SessionContext | None = None,
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Wait for what an attempt lacked, and try again, until the request is answered, or refused for good."""
         waited = 0
         while True:
             match answer:
-                case RateUsedUp(until=until):
+                case RateLimited(until=until):
                     waited = answer.waited + 1
-                    await self._rest("SLEEPING", max(until, self._clock.now() + SHORT_REST))
-                case StillHeld() if request.optional:
+                    await self._park_and_wait("SLEEPING", max(until, self._clock.now() + SHORT_REST))
+                case BudgetBusy() if request.optional:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
-                case StillHeld():
-                    await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
-                case RefusedRequest(cap=ev.CostCapReached() as cap) if patient and await self._more_money(
+                case BudgetBusy():
+                    await self._park_and_wait("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
+                case RefusedRequest(cap=ev.CostCapReached() as cap) if patient and await self._wait_for_budget(
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
                 case AnsweredRequest() | FailedRequest() | RefusedRequest():
                     return answer
-            answer = self.take(request, await self.ask(request, model, attempt, waited, last=last, standing=standing))
+            answer = self.charge(
+                request, await self.request_once(request, model, attempt, waited, last=last, context=context)
+            )
 
-    async def settle_up(self) -> None:
+    async def flush_deferred(self) -> None:
         """Commit deferred writes, even if the caller is cancelled."""
-        if self._guard.ledger.owes(self.lease):
-            await run_shielded(self._guard.ledger.settle_up(self.lease))
+        if self._guard.ledger.has_deferred(self.lease):
+            await run_shielded(self._guard.ledger.flush_deferred(self.lease))
 
     async def release(self) -> None:
         """Give the session back, even if the caller is cancelled."""
@@ -525,17 +533,17 @@ class SessionRuntime:
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
 
-    async def look(self, call: Call) -> Attempt:
+    async def call_read_only(self, call: Call) -> Attempt:
         """Make a sensor's call; a pure read leaves no trace."""
-        answer = await self._guard.look(self.lease, self.standing, call, self._tools)
+        answer = await self._guard.call_read_only(self.lease, self.context, call, self._tools)
         if isinstance(answer, Answer):
             self.spent_usd += answer.cost_micros
             self.overrun = self.overrun or answer.overrun
         else:
-            self._asks = True
+            self._may_have_questions = True
         return answer
 
-    def acts(self, tool: str) -> bool:
+    def has_effect(self, tool: str) -> bool:
         known = self._tools.get(tool)
         return known is not None and known.spec.effect == "write"
 
@@ -548,16 +556,16 @@ class SessionRuntime:
         """
         if self.ending is not _do_nothing:
             # What works for it may take its time to stop, and what is done must not wait for that.
-            await self.settle_up()
+            await self.flush_deferred()
             await self.ending()
         parent = self.began.parent
-        words = to_body(shorten(find_last_words(messages), LONGEST_LAST_WORDS)) if parent else None
-        asked = await self._questions() if self._asks else ()
+        words = to_body(shorten(find_final_text(messages), LONGEST_LAST_WORDS)) if parent else None
+        asked = await self._questions() if self._may_have_questions else ()
         # A model that asked another agent waits for its answer as for that of any tool: nothing has to wake it.
         wakes = self.began.origin != "agent"
         write = lifecycle.end_session(self.lease, state, reason, parent, inbox_seen, words, asked, wakes_parent=wakes)
         ledger = self._guard.ledger
-        write = ledger.look_at_caps(write, self.standing.find_caps, partial(setattr, self, "_near"))
+        write = ledger.with_cap_notice(write, self.context.find_caps, partial(setattr, self, "_is_near"))
         committed = await ledger.commit(write)
         self._head = max((each.seq for each in committed.events if each.stream == write.stream), default=0)
         return bool(committed.events)
@@ -570,9 +578,9 @@ class SessionRuntime:
         if asked := await self._questions():
             await self.commit(lifecycle.withdraw_questions(self.lease, asked, why))
 
-    async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
+    async def find_end(self, answer: Answer) -> tuple[State, TerminalReason] | None:
         # What a halt could not stop is unknown, and its session was halted all the same.
-        halt = await self._guard.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
+        halt = await self._guard.find_halt(self.context) if answer.outcome in ("external_halt", "unknown") else None
         if halt is not None or answer.outcome == "external_halt":
             return ("CANCELLED", "cancelled") if halt is not None and halt.cancels else ("HALTED", "external_halt")
         if answer.outcome == "cost_cap_reached":
@@ -581,7 +589,7 @@ class SessionRuntime:
             return ("BUDGET_EXCEEDED", "overrun")
         return None
 
-    async def _more_money(self, refused: str, name: str, cap: ev.CostCapReached) -> bool:
+    async def _wait_for_budget(self, refused: str, name: str, cap: ev.CostCapReached) -> bool:
         """Wait for a window to roll or a person to raise the cap; return whether there may be money now."""
         end = window_end(cap.window)
         if end is not None and cap.amount <= cap.cap:
@@ -591,38 +599,38 @@ class SessionRuntime:
                 )
                 event = ev.GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=end)
                 await self.write(f"{refused}/{cap.window}/used_up", event)
-            self.capped(cap, end)
-            await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
+            self.on_cap(cap, end)
+            await self._park_and_wait("SLEEPING", end, lambda: self._is_raised(cap))
             return True
-        if self.standing.policy.on_cap != "ask":
+        if self.context.policy.on_cap != "ask":
             return False
         # Asked once for each cap that a call or a request meets.
-        self._asks = True
-        question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
+        self._may_have_questions = True
+        question = make_cap_question(refused, name, cap, self.context.policy.approval_expiry)
         await self.commit(ask_question(question, self.lease))
-        asked = NeedsPerson(refused, question.decision)
-        row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
-        await self._look_at_cap()
+        approval = ApprovalRequired(refused, question.decision)
+        row = await self._wait_for_one_decision(approval, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
+        await self._read_cap()
         return row.verdict == "approve" or await self._is_raised(cap)
 
-    async def _look_at_cap(self) -> None:
+    async def _read_cap(self) -> None:
         params = {"scope": self.lease.stream, "window": "", "unit": "usd"}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
-        self._take_cap(rows[0] if rows else None)
+        self._set_cap(rows[0] if rows else None)
 
-    def _take_cap(self, row: BudgetRow | None) -> None:
+    def _set_cap(self, row: BudgetRow | None) -> None:
         """Only what a person has set counts: else the cap is that of the policy."""
         self._cap = (row.cap,) if row is not None and row.cap_by else None
 
-    async def near_budget(self) -> bool:
+    async def is_near_budget(self) -> bool:
         """Whether a cap is near: of a session that is over, as its end found it."""
-        return await self._guard.near_budget(self.standing) if self._near is None else self._near
+        return await self._guard.is_near_budget(self.context) if self._is_near is None else self._is_near
 
-    def left(self) -> tuple[int | None, int | None]:
-        caps = self.standing.caps
+    def remaining_budget(self) -> tuple[int | None, int | None]:
+        caps = self.context.caps
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
-            cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
+            cap = None if self._cap[0] is None else self._cap[0] - self.context.kept_usd
         return (None if cap is None else cap - self.spent_usd, None if budget is None else budget - self.spent_tokens)
 
     async def _is_raised(self, cap: ev.CostCapReached) -> bool:
@@ -630,23 +638,23 @@ class SessionRuntime:
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
-    async def wake(self, row: SessionRow | None = None) -> None:
+    async def resume_parked(self, row: SessionRow | None = None) -> None:
         """Resume a session that rested in this process; `row` as in `take_up`."""
-        self._rests += 1
-        self.rested_at = self._seen
-        await self._woken(row=row)
+        self._pause_number += 1
+        self.parked_at_seq = self._inbox_seen
+        await self._mark_running(row=row)
 
     async def ensure_running(self) -> None:
         """Resume a session that was interrupted while it rested for a person or for money."""
         if (await self._row()).state != "RUNNING":
-            self._rests += 1
-            await self._woken("message")
+            self._pause_number += 1
+            await self._mark_running("message")
 
-    async def _cause(self, inbox_head: int) -> WakeCause | None:
+    async def _find_wake_cause(self, inbox_head: int) -> WakeCause | None:
         """Why the session resumes: a message, its timer, or takeover."""
         if self.state == "RUNNING":
             return None
-        for stored in await self.inbox(self._seen) if inbox_head > self._seen else ():
+        for stored in await self.inbox(self._inbox_seen) if inbox_head > self._inbox_seen else ():
             match stored.event:
                 case ev.WakePosted(wakes=True, cause=cause):
                     return cause
@@ -672,7 +680,7 @@ class SessionRuntime:
 
         A resident session keeps its lease; any other is released. A `trouble` is told to people.
         """
-        self._rests += 1
+        self._pause_number += 1
         parked = ev.SessionParked(
             state=state,
             inbox_seen=inbox_seen,
@@ -680,42 +688,42 @@ class SessionRuntime:
             wake_on=wake_on,
             resident=resident,
             trouble=trouble,
-            sentence=self.redacted(sentence),
+            sentence=self.redact(sentence),
         )
-        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._pause_number}"
         park = lifecycle.park_session(self.lease, key, parked, unless_news=unless_news)
         rests = bool((await self.commit(park)).events)
         if rests:
-            self._seen = inbox_seen
+            self._inbox_seen = inbox_seen
             self.state = state
             if trouble:
-                self.troubled()
+                self.on_trouble()
         return rests
 
-    async def wait_out(self, trouble: str, sentence: str, sleep: int) -> None:
+    async def wait_for_provider(self, trouble: str, sentence: str, sleep: int) -> None:
         """Rest in the middle of a call, because of a trouble that people are told of."""
-        await self._rest("SLEEPING", self._clock.now() + sleep, trouble=trouble, sentence=sentence)
+        await self._park_and_wait("SLEEPING", self._clock.now() + sleep, trouble=trouble, sentence=sentence)
 
-    async def _rest(
+    async def _park_and_wait(
         self, state: State, wake_at: int, or_when: CheckWaiting | None = None, *, trouble: str = "", sentence: str = ""
     ) -> None:
         """Rest until a message, the wake time, a halt or another condition."""
-        self._rests += 1
+        self._pause_number += 1
         began = self._clock.now()
-        said = self.redacted(sentence)
+        text = self.redact(sentence)
         parked = ev.SessionParked(
-            state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True, trouble=trouble, sentence=said
+            state=state, inbox_seen=self._inbox_seen, wake_at=wake_at, resident=True, trouble=trouble, sentence=text
         )
-        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._pause_number}"
         committed = await self.commit(lifecycle.park_session(self.lease, key, parked))
         if trouble:
-            self.troubled()
-        due = bool(committed.events) and await self.until_woken(wake_at, or_when)
-        await self._woken("timer" if due else "decision")
-        self.rested_at = self._seen
-        self.notes.wait(self._clock.now() - began)
+            self.on_trouble()
+        due = bool(committed.events) and await self.wait_for_wake(wake_at, or_when)
+        await self._mark_running("timer" if due else "decision")
+        self.parked_at_seq = self._inbox_seen
+        self.step_log.add_wait(self._clock.now() - began)
 
-    async def until_woken(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
+    async def wait_for_wake(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
         """Wait while the session rests; return whether its time has come.
 
         Also returns for an inbox message, a halt, or `or_when`.
@@ -724,9 +732,9 @@ class SessionRuntime:
         streams = (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
         async with watch_changes(self._store, lambda change: change.stream in streams) as news:
             while wake_at is None or self._clock.now() < wake_at:
-                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                if (await self._row()).inbox_wake > self._inbox_seen or (or_when and await or_when()):
                     return False
-                if await self._guard.halted(self.standing) is not None:
+                if await self._guard.find_halt(self.context) is not None:
                     return False
                 await wait_for_news(
                     news,
@@ -734,72 +742,74 @@ class SessionRuntime:
                 )
         return True
 
-    async def _woken(self, cause: WakeCause | None = None, *, row: SessionRow | None = None) -> Sequence[Stored]:
+    async def _mark_running(self, cause: WakeCause | None = None, *, row: SessionRow | None = None) -> Sequence[Stored]:
         """Record that the session resumes, with its inbox read up to now; return the events of that.
 
         The cap that it has now is read by the same write.
         """
         inbox_head = (row or await self._row()).inbox_head
-        cause, self._seen = cause or await self._cause(inbox_head), inbox_head
+        cause, self._inbox_seen = cause or await self._find_wake_cause(inbox_head), inbox_head
         self.inbox_head = inbox_head
-        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
-        wakes = lifecycle.wake_session(self.lease, key, cause, self._seen)
+        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._pause_number}"
+        wakes = lifecycle.wake_session(self.lease, key, cause, self._inbox_seen)
         budget = self.lease.stream, "", "usd"
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            self._take_cap(rows.get(BudgetRow, *budget))
+            self._set_cap(rows.get(BudgetRow, *budget))
             return wakes.decide(rows)
 
         reads = (*wakes.reads, (BudgetRow, *budget))
         committed = await self.commit(msgspec.structs.replace(wakes, decide=decide, reads=reads))
         if committed.repeated:
-            await self._look_at_cap()
+            await self._read_cap()
         self.state = "RUNNING"
         return committed.events
 
-    async def recovered(self) -> None:
+    async def record_recovery(self) -> None:
         """Record that a model answers again."""
-        self._rests += 1
-        key = f"{self.lease.session}/{self.lease.generation}/recovered/{self._rests}"
-        await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._seen, recovered=True))
-        self.troubled()
+        self._pause_number += 1
+        key = f"{self.lease.session}/{self.lease.generation}/recovered/{self._pause_number}"
+        await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._inbox_seen, recovered=True))
+        self.on_trouble()
 
-    async def until_decided(self, asked: Sequence[NeedsPerson]) -> None:
+    async def wait_for_decision(self, approvals: Sequence[ApprovalRequired]) -> None:
         """Rest until one of several questions is answered or expires."""
-        first, *others = asked
+        first, *others = approvals
 
-        async def another() -> bool:
+        async def is_another_due() -> bool:
             rows = [await self._guard.decision(each.decision) for each in others]
             return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
 
-        for each in asked:
-            self._tell(each, "WAITING_FOR_APPROVAL")
-        await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
+        for each in approvals:
+            self._notify_waiting(each, "WAITING_FOR_APPROVAL")
+        await self._wait_for_one_decision(first, "WAITING_FOR_APPROVAL", is_another_due if others else None)
 
-    async def _decided(self, asked: NeedsPerson, state: State, or_when: CheckWaiting | None = None) -> DecisionRow:
+    async def _wait_for_one_decision(
+        self, approval: ApprovalRequired, state: State, or_when: CheckWaiting | None = None
+    ) -> DecisionRow:
         """Rest until a person decides, the question expires, or a halt comes first."""
         while True:
-            row = await self._guard.decision(asked.decision)
+            row = await self._guard.decision(approval.decision)
             if row is None:
-                raise LookupError(f"The decision {asked.decision} is gone from the store.")
+                raise LookupError(f"The decision {approval.decision} is gone from the store.")
             if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
                 return row
-            if await self._guard.halted(self.standing) is not None:
+            if await self._guard.find_halt(self.context) is not None:
                 return row
-            self._tell(asked, state)
-            await self._rest(state, row.expires_at, or_when)
+            self._notify_waiting(approval, state)
+            await self._park_and_wait(state, row.expires_at, or_when)
 
-    def _tell(self, asked: NeedsPerson, state: State) -> None:
-        if asked.decision not in self._told:
-            self._told += (asked.decision,)
-            self._waits(asked, state)
+    def _notify_waiting(self, approval: ApprovalRequired, state: State) -> None:
+        if approval.decision not in self._notified:
+            self._notified += (approval.decision,)
+            self._on_wait(approval, state)
 
-    def halted(self) -> Coroutine[Any, Any, HaltRow | None]:
-        return self._guard.halted(self.standing)
+    def find_halt(self) -> Coroutine[Any, Any, HaltRow | None]:
+        return self._guard.find_halt(self.context)
 
     async def pause(self, duration: int) -> None:
         """Sleep; return early on halt."""
-        await self._guard.pause(self.standing, duration)
+        await self._guard.pause(self.context, duration)
 
     async def events(self, after: int = 0) -> list[Stored]:
         return await read_stream(self._store, self.lease.stream, after)
@@ -814,9 +824,9 @@ class SessionRuntime:
         """Commit a write of the session, and just before it its deferred writes."""
         return await self._guard.ledger.commit(write)
 
-    def put_off(self, write: Write) -> None:
+    def defer(self, write: Write) -> None:
         """Commit a write with what follows."""
-        self._guard.ledger.put_off(self.lease, write)
+        self._guard.ledger.defer(self.lease, write)
 
     async def write(self, key: str, event: ev.AnyEvent, body: bytes | None = None) -> None:
         await self.write_all(key, [(event, body)])
@@ -832,23 +842,23 @@ class SessionRuntime:
             rows += rows_of_event(event)
         write = Write(self.lease.stream, key, lambda _: drafts, rows, self.lease)
         if goes_on:
-            self._guard.ledger.put_off(self.lease, write)
+            self._guard.ledger.defer(self.lease, write)
         else:
             await self.commit(write)
 
     async def post(self, key: str, event: ev.WakePosted, text: str) -> bool:
         """Post to the session's own inbox; return whether that wakes it."""
-        body, blob = await offload_body(self._store, to_body(self.redacted(text)))
+        body, blob = await offload_body(self._store, to_body(self.redact(text)))
         committed = await self._store.commit(
             lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease)
         )
         return any(isinstance(stored.event, ev.WakePosted) and stored.event.wakes for stored in committed.events)
 
-    async def keep(self, snapshot: bytes) -> None:
+    async def save_snapshot(self, snapshot: bytes) -> None:
         """Keep the hot state for the next owner, and for dashboards elsewhere."""
         await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
 
-    async def kept(self) -> bytes:
+    async def load_snapshot(self) -> bytes:
         rows = await self._store.ask(Query("snapshot", SavedHotState, {"session": self.lease.session}))
         return rows[0].data if rows else b""
 
@@ -857,13 +867,13 @@ class SessionRuntime:
 
         Events of a newer program are not skipped: they would count as read although no one saw them.
         """
-        found = await read_stream(self._store, inbox_stream(self.lease.session), after)
-        for stored in found:
+        events = await read_stream(self._store, inbox_stream(self.lease.session), after)
+        for stored in events:
             if isinstance(stored.event, ev.Unknown):
                 raise make_unknown_event_error(stored)
-        return found
+        return events
 
-    async def said(self, stored: Stored) -> bytes:
+    async def read_body(self, stored: Stored) -> bytes:
         return await read_body(self._store, stored)
 
     async def _row(self) -> SessionRow:
@@ -886,23 +896,23 @@ def has_overrun(events: Sequence[Stored]) -> bool:
 async def _do_nothing() -> None: ...
 
 
-def find_last_words(messages: Sequence[Message]) -> str:
+def find_final_text(messages: Sequence[Message]) -> str:
     """The model's last text; one that was cut off and continued is one answer.
 
     What an agent said to whom the conversation was handed over is the last text.
     """
-    if messages and (handed := [part.text for part in messages[-1].parts if _is_handed_over(part)]):
+    if messages and (handed := [part.text for part in messages[-1].parts if _is_handed_over_result(part)]):
         return handed[-1]
-    said: list[str] = []
+    texts: list[str] = []
     for message in reversed(messages):
         if message.role == "assistant":
-            said.append("".join([part.text for part in message.parts if isinstance(part, Text)]))
-        elif not _goes_on(message) if said else _is_unanswered(message):
+            texts.append("".join([part.text for part in message.parts if isinstance(part, Text)]))
+        elif not _continues_turn(message) if texts else _is_unanswered(message):
             break
-    return "".join(reversed(said))
+    return "".join(reversed(texts))
 
 
-def _is_handed_over(part: Part) -> TypeGuard[ToolResult]:
+def _is_handed_over_result(part: Part) -> TypeGuard[ToolResult]:
     return isinstance(part, ToolResult) and part.outcome == "ok" and part.tool.startswith(HAND_OFF)
 
 
@@ -910,5 +920,5 @@ def _is_unanswered(message: Message) -> bool:
     return any(isinstance(part, Text) and not part.reason for part in message.parts)
 
 
-def _goes_on(message: Message) -> bool:
+def _continues_turn(message: Message) -> bool:
     return all(isinstance(part, Text) and part.reason == "max_tokens_recovery" for part in message.parts)

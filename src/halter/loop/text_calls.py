@@ -60,7 +60,7 @@ class MalformedCall(ValueError):
     """Not a call with named literals."""
 
 
-def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list[Token], int] | None:
+def tokenize_until(closing: str, text: str, start: int, limit: int) -> tuple[list[Token], int] | None:
     """Cut text into tokens up to `closing` outside of quotes; return where that ends.
 
     None if `closing` is missing, a quote is left open, or there are more than `most` tokens: then the end of the call
@@ -68,7 +68,7 @@ def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list
     """
     tokens: list[Token] = []
     place = start
-    while place < len(text) and len(tokens) < most:
+    while place < len(text) and len(tokens) < limit:
         if text.startswith(closing, place):
             return [*tokens, _END], place + len(closing)
         end, token = _read_token(text, place)
@@ -81,8 +81,8 @@ def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list
 
 
 def read_call_name(text: str, start: int) -> str:
-    found = _NAME.match(text, start)
-    return "" if found is None else found[1]
+    match = _NAME.match(text, start)
+    return "" if match is None else match[1]
 
 
 def read_call(tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
@@ -98,18 +98,18 @@ def _read_token(text: str, place: int) -> tuple[int, Token]:
     if text[place] in _STOPS:
         end = _string_end(text, place)
         return end, ("string", text[place:end])
-    found = _PIECE.match(text, place)
-    if found is None or found.lastgroup is None:
+    match = _PIECE.match(text, place)
+    if match is None or match.lastgroup is None:
         return -1, _END
-    return found.end(), (found[0] if found.lastgroup == "sign" else found.lastgroup, found[0])
+    return match.end(), (match[0] if match.lastgroup == "sign" else match.lastgroup, match[0])
 
 
 def _string_end(text: str, start: int) -> int:
     quote = text[start]
     closing = quote * 3 if text.startswith(quote * 3, start) else quote
     place = start + len(closing)
-    while found := _STOPS[quote].search(text, place):
-        place = found.start()
+    while match := _STOPS[quote].search(text, place):
+        place = match.start()
         if text[place] == "\\":
             place += 2
         elif text.startswith(closing, place):
@@ -201,22 +201,22 @@ def _read_string(token: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def _unescape_match(found: re.Match[str]) -> str:
-    sort, text = found.lastgroup, found[found.lastgroup or 0]
+def _unescape_match(match: re.Match[str]) -> str:
+    sort, text = match.lastgroup, match[match.lastgroup or 0]
     match sort:
         case "octal":
             return chr(int(text, 8))
         case "name":
-            return _named_character(text)
+            return _decode_named_character(text)
         case "plain" if text in "xuUN":
-            raise MalformedCall(f"The escape {found[0]!r} is not complete.")
+            raise MalformedCall(f"The escape {match[0]!r} is not complete.")
         case "plain":
-            return _PLAIN.get(text, found[0])
+            return _PLAIN.get(text, match[0])
         case _:
             return _make_character(int(text, 16))
 
 
-def _named_character(name: str) -> str:
+def _decode_named_character(name: str) -> str:
     try:
         return unicodedata.lookup(name)
     except KeyError:
@@ -520,5 +520,5 @@ def quote_text(text: str) -> str:
     return to_json_line(clean(text))
 
 
-def cut_text(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… [cut: {len(text):,} characters in all]"
+def cut_text(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… [cut: {len(text):,} characters in all]"

@@ -64,8 +64,8 @@ def make_cloud_credentials(
 
 
 def _explain(cloud: CloudName, error: Exception | str) -> ModelUnusable:
-    said = shorten(clean(" ".join(str(error).split())), 200)
-    return ModelUnusable(f"NoCredentials: there are none of {cloud} here ({said}): {_MISSING[cloud]}", billed=False)
+    text = shorten(clean(" ".join(str(error).split())), 200)
+    return ModelUnusable(f"NoCredentials: there are none of {cloud} here ({text}): {_MISSING[cloud]}", billed=False)
 
 
 class GoogleCredentials:
@@ -166,8 +166,8 @@ def sign_request(secret: str, at: str, scope: tuple[str, ...], canonical: str) -
     for each in scope:
         key = hmac.digest(key, each.encode(), "sha256")
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    told = f"AWS4-HMAC-SHA256\n{at}\n{'/'.join(scope)}\n{digest}"
-    return hmac.new(key, told.encode(), "sha256").hexdigest()
+    sentence = f"AWS4-HMAC-SHA256\n{at}\n{'/'.join(scope)}\n{digest}"
+    return hmac.new(key, sentence.encode(), "sha256").hexdigest()
 
 
 def _drop_keys(request: "httpx2.Request") -> None:

@@ -80,9 +80,9 @@ def make_files_message(files: Iterable[File | str | Path]) -> Message:
 def _read(path: Path) -> File:
     """Read a file. What its path says behind a # holds for it, unless a file is called like that."""
     told: dict[str, Any] = {}
-    found = _TOLD.fullmatch(path.name)
-    if found is not None and not path.exists():
-        path, told = path.with_name(found[1]), {found[2]: int(found[3])}
+    match = _TOLD.fullmatch(path.name)
+    if match is not None and not path.exists():
+        path, told = path.with_name(match[1]), {match[2]: int(match[3])}
     kind = mimetypes.guess_type(path.name)[0] or "text/plain"
     try:
         with path.open("rb") as file:
@@ -121,7 +121,7 @@ def _count_pages(file: File) -> int:
     if file.pages > 0:
         return file.pages
     # A name may be written in numbers.
-    data = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), file.data)
+    data = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), file.data)
     lists = [(each, _LINK.findall(each)) for each in _KIDS.findall(data)]
     links = [link for _, each in lists for link in each]
     # A node in two lists is shown by both, with all that is below it.

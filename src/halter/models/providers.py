@@ -184,12 +184,12 @@ class Tariff(msgspec.Struct, frozen=True):
         numerator, denominator = self.loading
         return -(-dearest * numerator // (denominator * SCALE))
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = NO_LIMIT) -> int:
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = NO_LIMIT) -> int:
         """The largest output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
         numerator, denominator = self.loading
-        room = budget_micros * denominator * SCALE // numerator
-        fitting = (_output_in(room, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
-        return max(0, min(at_most, *fitting))
+        capacity = budget_micros * denominator * SCALE // numerator
+        fitting = (_output_in(capacity, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
+        return max(0, min(max_wait, *fitting))
 
     def _ceilings(self, input_tokens: int, at: int) -> list[Tier]:
         """What may apply when the request is billed: any time of day, and what starts within a day."""
@@ -210,11 +210,11 @@ def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
     raise ValueError(f"A request cannot have {input_tokens} input tokens.")
 
 
-def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
-    left = room - ceiling.cost(input_tokens, 0, 0, 0)
+def _output_in(capacity: int, ceiling: Tier, input_tokens: int) -> int:
+    remaining = capacity - ceiling.cost(input_tokens, 0, 0, 0)
     if ceiling.output:
-        return left // ceiling.output
-    return NO_LIMIT if left >= 0 else 0
+        return remaining // ceiling.output
+    return NO_LIMIT if remaining >= 0 else 0
 
 
 @lru_cache(maxsize=1024)
@@ -607,16 +607,16 @@ def _resolve_described(name: ModelName, provider: Provider, key: FindKey) -> tup
 def _provider_key(name: ModelName, provider: Provider, key: FindKey) -> str:
     if not provider.api_key:
         return ""
-    found = _SECRET.fullmatch(provider.api_key)
-    if found is None:
+    match = _SECRET.fullmatch(provider.api_key)
+    if match is None:
         raise ConfigError(
             f"`providers.{name.provider}.api_key` is no name of a secret: "
             "keep the key out of the file and write `api_key: ${secret:NAME}`."
         )
-    secret = key(found[1])
+    secret = key(match[1])
     if not secret:
         raise ConfigError(
-            f"`providers.{name.provider}.api_key` names the secret {found[1]}, which is not set: set it, "
+            f"`providers.{name.provider}.api_key` names the secret {match[1]}, which is not set: set it, "
             f"or remove the line if {name.provider} needs no key."
         )
     return secret

@@ -56,11 +56,11 @@ class Reflex:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         reply = answer_by_rules(self._rules, prompt)
-        if hear is not None and reply.text:
-            hear(reply.text)
+        if on_text is not None and reply.text:
+            on_text(reply.text)
         return reply
 
 
@@ -103,12 +103,12 @@ def _is_turn_end(message: Message) -> bool:
 
 def _context(prompt: Prompt, turn: Sequence[Message]) -> dict[str, Any]:
     person = next((message for message in reversed(prompt.messages) if _is_from_person(message)), None)
-    said = [part.text for part in (person.parts if person else ()) if isinstance(part, Text) and _is_said(part)]
+    texts = [part.text for part in (person.parts if person else ()) if isinstance(part, Text) and _is_said(part)]
     given = ([part for part in message.parts if isinstance(part, ToolResult)] for message in reversed(turn))
     results = next(filter(None, given), ())
     return {
         "hot": to_cel_value(prompt.facts),
-        "message": clean("\n".join(said)),
+        "message": clean("\n".join(texts)),
         "results": [{"tool": each.tool, "outcome": each.outcome, "text": clean(each.text)} for each in results],
         "step": sum(message.role == "assistant" for message in turn),
     }

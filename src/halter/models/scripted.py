@@ -56,8 +56,8 @@ class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     def error(self, usage: Usage | None = None) -> ModelError:
         sort = ModelUnavailable if self.unavailable else ModelUnusable if self.needs_person else ModelRejected
-        said, wait = f"{self.kind}: {self.message}", self.retry_after
-        return sort(said, billed=self.billed, usage=usage, final=True, retry_after=wait)
+        text, wait = f"{self.kind}: {self.message}", self.retry_after
+        return sort(text, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
 
 class ScriptLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +94,14 @@ class Scripted:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         line = self._next(prompt)
         if line.takes:
             await self._clock.sleep(line.takes)
-        if hear is not None and line.reply.text:
-            hear(line.reply.text)
+        if on_text is not None and line.reply.text:
+            on_text(line.reply.text)
         if line.fails is not None:
             raise line.fails.error(line.reply.usage)
         return line.reply
@@ -109,10 +109,10 @@ class Scripted:
     def _next(self, prompt: Prompt) -> ScriptLine:
         last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
         parts = () if last is None else last.parts
-        said = "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
+        text = "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
         everything: str | None = None
         for index, line in enumerate(self._lines):
-            if line.when not in said:
+            if line.when not in text:
                 continue
             if everything is None and (line.unless or line.finds):
                 everything = "\n".join(_words(prompt))
@@ -121,12 +121,12 @@ class Scripted:
                 if not line.repeat:
                     self._lines.pop(index)
                 return found
-        raise ModelRejected(self._run_out(said), billed=False)
+        raise ModelRejected(self._run_out(text), billed=False)
 
-    def _run_out(self, said: str) -> str:
+    def _run_out(self, text: str) -> str:
         if not self._lines:
             return f"ScriptRanOut: all {self._length} replies of the script have been given; write another one"
-        return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {said[:80]!r}; see their `when`"
+        return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {text[:80]!r}; see their `when`"
 
 
 def _match_line(line: ScriptLine, everything: str) -> ScriptLine | None:
@@ -158,7 +158,7 @@ def _fill_reply(reply: Reply, words: Mapping[str, str]) -> Reply:
     """Fill the found groups into a reply; into arguments as JSON text."""
 
     def put(text: str, spell: Callable[[str], str]) -> str:
-        return _GROUP.sub(lambda found: spell(words[found[1]]) if found[1] in words else found[0], text)
+        return _GROUP.sub(lambda match: spell(words[match[1]]) if match[1] in words else match[0], text)
 
     parts = tuple(
         msgspec.structs.replace(part, text=put(part.text, str))
@@ -281,11 +281,11 @@ def _check_pattern(pattern: str, place: str) -> str:
 
 def split_validation_error(error: str) -> tuple[str, KeyPath]:
     """Split a validator's message into what is wrong and the path to it."""
-    found = _PLACE.match(error)
-    if found is None:
+    match = _PLACE.match(error)
+    if match is None:
         return error, ()
-    steps = [int(place) if place else key for place, key in _STEP.findall(found["path"] or "")]
-    return found["what"], (*steps, *_UNKNOWN.findall(found["what"]))
+    steps = [int(place) if place else key for place, key in _STEP.findall(match["path"] or "")]
+    return match["what"], (*steps, *_UNKNOWN.findall(match["what"]))
 
 
 def _parse_usage(written: _Usage | None, place: str) -> Usage | None:

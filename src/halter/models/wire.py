@@ -488,19 +488,19 @@ def _status(
     """Decide what a status means: an outage, something that a person must mend, or the request's own error."""
     from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelQuotaExceededError
 
-    status, said = error.status_code, f"{name} answered {error.status_code}: {_find_provider_message(error, key)}"
+    status, text = error.status_code, f"{name} answered {error.status_code}: {_find_provider_message(error, key)}"
     usage, final = seen.usage, seen.final
     billed = begun or usage is not None or (bills_errors and status not in _NOT_BEGUN)
     if isinstance(error, ModelContextWindowExceededError) or status == _TOO_LARGE:
-        return ContextOverflow(f"ContextOverflow: {said}", billed=billed, usage=usage, final=final)
+        return ContextOverflow(f"ContextOverflow: {text}", billed=billed, usage=usage, final=final)
     if isinstance(error, ModelQuotaExceededError) or status in _NEEDS_PERSON:
         kind = _NEEDS_PERSON.get(status, "QuotaExceeded")
-        return ModelUnusable(f"{kind}: {said}", billed=billed, usage=usage, final=final)
+        return ModelUnusable(f"{kind}: {text}", billed=billed, usage=usage, final=final)
     if status in _MAY_PASS or status >= _SERVER_ERRORS:
         wait = _micros(error.retry_after)
-        told = f"{_name_passing_failure(status)}: {said}"
-        return ModelUnavailable(told, billed=billed, usage=usage, final=final, retry_after=wait)
-    return ModelRejected(f"Rejected: {said}", billed=billed, usage=usage, final=final)
+        sentence = f"{_name_passing_failure(status)}: {text}"
+        return ModelUnavailable(sentence, billed=billed, usage=usage, final=final, retry_after=wait)
+    return ModelRejected(f"Rejected: {text}", billed=billed, usage=usage, final=final)
 
 
 def _name_passing_failure(status: int) -> str:
@@ -569,20 +569,20 @@ class WireModel:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         send = _send.open(permit)
         async with open_exchange() as seen:
             try:
                 if self.terms.credentials is not None:
                     await self.terms.credentials.renew()
-                model = (await self._connected()).model
+                model = (await self._connect()).model
                 form = find_native_form(prompt, self._habits.native_output, model.profile, self.wire)
-                hear = hear if form is None else None
-                response = await send(model, self._request(prompt, form), hear, partial(self._failed, seen))
+                on_text = on_text if form is None else None
+                response = await send(model, self._request(prompt, form), on_text, partial(self._make_error, seen))
             except asyncio.CancelledError:
                 permit.unsent = not seen.sent
                 raise
-        reply = self._finished(response, seen, prompt, streamed=hear is not None)
+        reply = self._finish(response, seen, prompt, streamed=on_text is not None)
         return reply if form is None else read_native_answer(reply, form.name)
 
     async def aclose(self) -> None:
@@ -590,7 +590,7 @@ class WireModel:
         if connection is not None:
             await connection.pool.aclose()
 
-    async def _connected(self) -> WireClient:
+    async def _connect(self) -> WireClient:
         """Connect at the first request. Connections belong to an event loop: each loop has its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -617,13 +617,13 @@ class WireModel:
             "model_request_parameters": self._definitions.parameters(prompt, form),
         }
 
-    def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+    def _make_error(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
         terms = self.terms
         return translate_library_error(
             error, self.name, self._key, seen, url=self._url, begun=begun, bills_errors=terms.bills_errors
         )
 
-    def _finished(self, response: "ModelResponse", seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
+    def _finish(self, response: "ModelResponse", seen: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         """Accept only an answer that says it is complete.
 
         Some servers of OpenAI's protocol do not say so in an answer that comes in one piece, which cannot be cut.
@@ -650,7 +650,7 @@ class WireModel:
 
 @PermitGate
 async def _send(
-    model: Any, request: dict[str, Any], hear: TextListener | None, failed: "ErrorTranslator"
+    model: Any, request: dict[str, Any], on_text: TextListener | None, failed: "ErrorTranslator"
 ) -> "ModelResponse":
     """Send one request and return the whole answer; with a listener, stream it."""
     from pydantic_ai.direct import model_request, model_request_stream
@@ -658,13 +658,13 @@ async def _send(
     begun = False
     join = make_surrogate_joiner()
     try:
-        if hear is None:
+        if on_text is None:
             return await model_request(model, **request)
         async with model_request_stream(model, **request) as stream:
             begun = True
             async for event in stream:
                 if words := join(find_event_text(event)):
-                    hear(words)
+                    on_text(words)
             return stream.get()
     except list_library_errors() as error:
         raise failed(error, begun=begun) from None

@@ -230,14 +230,14 @@ def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Repl
     for part in response.parts:
         match part:
             case TextPart(content=content) if content:
-                parts.append(_words(content))
+                parts.append(_to_text(content))
             case ToolCallPart():
                 parts.append(ToolCall(part.tool_call_id, join_surrogates(part.tool_name), _arguments(part.args)))
             case _:
                 pass
     refusal = (response.provider_details or {}).get("refusal")
     if not parts and isinstance(refusal, str):
-        parts.append(_words(refusal))
+        parts.append(_to_text(refusal))
     return Reply(tuple(parts), _stop(response, parts), usage)
 
 
@@ -252,7 +252,7 @@ def read_native_answer(reply: Reply, tool: str) -> Reply:
     return msgspec.structs.replace(reply, parts=(ToolCall("", tool, reply.text),), stop="calls") if fits else reply
 
 
-def _words(text: str) -> Text:
+def _to_text(text: str) -> Text:
     return Text(join_surrogates(text), "model", trusted=False)
 
 
@@ -404,11 +404,11 @@ class UsageReader:
             return
         whole, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
         self.too_deep = self.too_deep or any(map(_is_too_deep, whole.splitlines()))
-        if self._may_report(whole):
+        if self._can_report(whole):
             for line in whole.splitlines():
-                self._take_line(line)
+                self._read_line(line)
 
-    def _may_report(self, data: bytes) -> bool:
+    def _can_report(self, data: bytes) -> bool:
         """Whether it names a report or an end. Most of a stream does neither, and need not be parsed."""
         return _NAMES_A_REPORT in data or self._ending in data
 
@@ -416,25 +416,27 @@ class UsageReader:
         rest, self._rest = bytes(self._rest), bytearray()
         self.too_deep = self.too_deep or _is_too_deep(rest)
         if self._streams:
-            self._take_line(rest)
+            self._read_line(rest)
         elif rest:
             self._finished = True
-            self._take(rest)
+            self._read_body(rest)
 
-    def _take_line(self, line: bytes) -> None:
-        if line.startswith(_DATA) and self._may_report(line):
-            self._take(line[len(_DATA) :])
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(_DATA) and self._can_report(line):
+            self._read_body(line[len(_DATA) :])
 
-    def _take(self, body: bytes) -> None:
+    def _read_body(self, body: bytes) -> None:
         try:
             said = self._read(body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            self._spoil(_NAMES_A_REPORT in body)
+            self._mark_unusable(_NAMES_A_REPORT in body)
             return
         self._finished = self._finished or said.finished
-        self._spoil(min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0 or said.unpriced)
+        self._mark_unusable(
+            min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0 or said.unpriced
+        )
         # What was written is not unwritten: a final count below an earlier one is wrong.
-        self._spoil(self._finished and said.output is not None and said.output < (self._counts.output or 0))
+        self._mark_unusable(self._finished and said.output is not None and said.output < (self._counts.output or 0))
         self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
         self._counts = UsageReading(
             max(self._counts.input, said.input),
@@ -447,7 +449,7 @@ class UsageReader:
             audio_cached=max(self._counts.audio_cached, said.audio_cached),
         )
 
-    def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
+    def _mark_unusable(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
         self._spoiled = self._spoiled or spoils
         self.final = self.final and not self._spoiled
 

@@ -18,7 +18,7 @@ from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.text import LAST_CHARACTER, from_body
 from halter.guard import approvals
-from halter.operations.desk import MOST_NAMES, Desk, Done, Limit, Name, Reason, readable, refused
+from halter.operations.desk import MOST_NAMES, Actor, Done, Limit, Name, Reason, fail_conflict, readable
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import FindingBodyRow
 
@@ -94,7 +94,7 @@ async def read_proposals(store: Store) -> Sequence[Artifact]:
         )
         for row in precedents
     ]
-    return sorted(found, key=lambda left: (-left.at, left.id))
+    return sorted(found, key=lambda artifact: (-artifact.at, artifact.id))
 
 
 def _artifact(row: "_Memory | _Precedent | _Finding", **facts: Any) -> Artifact:
@@ -120,7 +120,7 @@ async def _finding(store: Store, row: _Finding) -> Artifact:
     if row.blob is not None:
         row = msgspec.structs.replace(row, body=await _bytes(store, row.body, row.blob), blob=None)
     facts = {"severity": row.severity, "support": row.support, "review": row.review}
-    return _artifact(row, id=row.finding, about="finding", at=row.emitted_at, text=row.words(), **facts)
+    return _artifact(row, id=row.finding, about="finding", at=row.emitted_at, text=row.text(), **facts)
 
 
 async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
@@ -138,19 +138,19 @@ async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes
 
 
 async def settle_artifact(
-    app: Runtime, left: Artifact, status: ProposalVerdict, reason: str = "", by: str = ""
+    app: Runtime, artifact: Artifact, status: ProposalVerdict, reason: str = "", by: str = ""
 ) -> bool:
     """Record a person's verdict. It also answers an open question about the artifact."""
-    by, key = by or app.settings.person, app.ids.new()
-    for one in await approvals.list_pending_decisions(app.store):
-        if one.decision == f"proposal/{left.id}" and one.expires_at > app.clock.now():
+    by, key = by or app.settings.person, app.ids.make()
+    for decision in await approvals.list_pending_decisions(app.store):
+        if decision.decision == f"proposal/{artifact.id}" and decision.expires_at > app.clock.now():
             write = approvals.answer_decision(
-                one, "deny" if status == "dismissed" else "approve", by, app.ids.new(), reason
+                decision, "deny" if status == "dismissed" else "approve", by, app.ids.make(), reason
             )
             answered = bool((await app.store.commit(write)).events)
             if status != "promoted" or not answered:
                 return answered
-    event = ProposalDecided(proposal=left.id, about=left.about, status=status, by=by, reason=reason)
+    event = ProposalDecided(proposal=artifact.id, about=artifact.about, status=status, by=by, reason=reason)
 
     def decide(_: Rows) -> Sequence[Draft]:
         return [Draft(event)] if may_decide(by) else []
@@ -158,16 +158,18 @@ async def settle_artifact(
     return bool((await app.store.commit(Write(FLEET, key, decide, rows_of_event(event)))).events)
 
 
-def render_context_file(folder: Path, left: Artifact) -> str:
+def render_context_file(folder: Path, artifact: Artifact) -> str:
     """Render the agent's context file with the artifact added; one that holds it already is unchanged."""
     agent = read_agent(folder).spec.name
-    if agent != left.agent:
-        raise ConfigError(f"{left.id} is a {left.about} of {left.agent}, and {folder} is the folder of {agent}.")
+    if agent != artifact.agent:
+        raise ConfigError(
+            f"{artifact.id} is a {artifact.about} of {artifact.agent}, and {folder} is the folder of {agent}."
+        )
     file = folder / CONTEXT_FILE
     before = file.read_text("utf-8") if file.exists() else ""
-    if f"({left.id})" in before:
+    if f"({artifact.id})" in before:
         return before
-    line = f"- {' '.join(left.text.split())} ({left.id})"
+    line = f"- {' '.join(artifact.text.split())} ({artifact.id})"
     if HEADING in before.splitlines():
         return _insert_below_heading(before, line)
     return f"{before.rstrip()}\n\n{HEADING}\n\n{line}\n".lstrip()
@@ -207,53 +209,57 @@ OfSession = Annotated[
 ]
 
 
-async def findings(desk: Desk, session: OfSession = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
+async def findings(actor: Actor, session: OfSession = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
     """List findings, the newest first."""
-    store = desk.app.store
-    if session and desk.short_ids:
-        session = (await desk.session(session)).session
+    store = actor.app.store
+    if session and actor.short_ids:
+        session = (await actor.session(session)).session
     if session:
         found = await read_session_findings(store, session)
     else:
-        found = [left for name in desk.who.agents or ("",) for left in await read_findings(store, name, limit)]
-    seen = [left for left in found if desk.who.sees(left.agent)]
-    return sorted(seen, key=lambda left: left.at, reverse=True)[:limit]
+        found = [
+            artifact for name in actor.principal.agents or ("",) for artifact in await read_findings(store, name, limit)
+        ]
+    seen = [artifact for artifact in found if actor.principal.can_see(artifact.agent)]
+    return sorted(seen, key=lambda artifact: artifact.at, reverse=True)[:limit]
 
 
-async def proposals(desk: Desk) -> Sequence[Artifact]:
+async def proposals(actor: Actor) -> Sequence[Artifact]:
     """List proposed memories and precedents, the newest first."""
-    return [left for left in await read_proposals(desk.app.store) if desk.who.sees(left.agent)]
+    return [artifact for artifact in await read_proposals(actor.app.store) if actor.principal.can_see(artifact.agent)]
 
 
-async def left_meant(desk: Desk, wanted: str, among: Among) -> Artifact:
+async def resolve_artifact(actor: Actor, query: str, among: Among) -> Artifact:
     """Find the finding or proposal that an id names."""
     if among == "findings":
-        named = await find_findings_by_prefix(desk.app.store, readable(wanted, "an id"), MOST_NAMES + 1)
-        found: Sequence[Artifact] = [left for left in named if desk.who.sees(left.agent)]
+        named = await find_findings_by_prefix(actor.app.store, readable(query, "an id"), MOST_NAMES + 1)
+        found: Sequence[Artifact] = [artifact for artifact in named if actor.principal.can_see(artifact.agent)]
     else:
-        found = await proposals(desk)
-    return desk.meant([(left.id, left) for left in found], wanted, among.removesuffix("s"), f"halter {among}")
+        found = await proposals(actor)
+    return actor.resolve(
+        [(artifact.id, artifact) for artifact in found], query, among.removesuffix("s"), f"halter {among}"
+    )
 
 
-class Settled(Done, frozen=True):
+class ArtifactSettled(Done, frozen=True):
     """The verdict on a finding or a proposal."""
 
     status: str
 
 
-async def settle(desk: Desk, wanted: str, status: ProposalVerdict, among: Among, reason: str = "") -> Settled:
-    desk.demand("approver", "decide what is kept")
-    left = await left_meant(desk, wanted, among)
-    if not await settle_artifact(desk.app, left, status, reason, by=desk.who.name):
-        refused(f"{left.id} was decided by another person at this moment.")
-    return Settled(left.id, f"{left.id} is {status}.", status)
+async def settle(actor: Actor, query: str, status: ProposalVerdict, among: Among, reason: str = "") -> ArtifactSettled:
+    actor.demand("approver", "decide what is kept")
+    artifact = await resolve_artifact(actor, query, among)
+    if not await settle_artifact(actor.app, artifact, status, reason, by=actor.principal.name):
+        fail_conflict(f"{artifact.id} was decided by another person at this moment.")
+    return ArtifactSettled(artifact.id, f"{artifact.id} is {status}.", status)
 
 
-async def settle_finding(desk: Desk, finding: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+async def settle_finding(actor: Actor, finding: LeftName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
     """Keep or dismiss a finding."""
-    return await settle(desk, finding, status, "findings", reason)
+    return await settle(actor, finding, status, "findings", reason)
 
 
-async def settle_proposal(desk: Desk, proposal: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+async def settle_proposal(actor: Actor, proposal: LeftName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
     """Keep or dismiss a proposal."""
-    return await settle(desk, proposal, status, "proposals", reason)
+    return await settle(actor, proposal, status, "proposals", reason)

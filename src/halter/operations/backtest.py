@@ -17,7 +17,7 @@ from halter.core.money import Cap, Usd, format_micros, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolRule
-from halter.operations.desk import Agent, Desk, Dollars, Moment, Name, wrong
+from halter.operations.desk import Actor, Agent, Dollars, Moment, Name, fail_invalid
 from halter.operations.money import amount_of
 from halter.runtime.backtest import BacktestLine, PolicyChange, backtest, read_policy
 from halter.runtime.recorded_use import RecordedUse, measure_use
@@ -40,7 +40,7 @@ MOST_SESSIONS: Final = 10_000
 Since = Annotated[Moment, Meta(description="Only sessions begun since, in microseconds since 1970.")]
 
 
-class Backtested(msgspec.Struct, frozen=True, kw_only=True):
+class BacktestResult(msgspec.Struct, frozen=True, kw_only=True):
     """What another policy would have decided over an agent's recorded sessions.
 
     `lines` lists at most 10,000 decisions, the looser ones first; `differing` and `loosened` count all. `changed`
@@ -67,26 +67,26 @@ class Backtested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def backtest_policy(
-    desk: Desk,
+    actor: Actor,
     agent: Agent,
     *,
     since: Since = 0,
     policy: PolicyText = "",
     cap: SessionCap = "",
     against: Revision = "",
-) -> Backtested:
+) -> BacktestResult:
     """Judge an agent's recorded calls and requests again under another policy. Nothing acts.
 
     Without a policy, a cap or a revision, the agent's folder as it is now is tested.
     """
-    desk.demand_agent(agent)
+    actor.require_agent(agent)
     if sum(map(bool, (policy, cap, against))) > 1:
-        wrong("Name one of a policy, a cap and an earlier revision.")
-    what, change, fleet = await _choose_change(desk, agent, policy, cap, against)
-    found = await desk.app.store.study(lambda view: backtest(view, agent, change, since=since, replaces_fleet=fleet))
+        fail_invalid("Name one of a policy, a cap and an earlier revision.")
+    what, change, fleet = await _choose_change(actor, agent, policy, cap, against)
+    found = await actor.app.store.study(lambda view: backtest(view, agent, change, since=since, replaces_fleet=fleet))
     if not found.sessions:
-        raise _no_sessions(agent)
-    return Backtested(
+        raise _make_no_sessions_error(agent)
+    return BacktestResult(
         agent=agent,
         policy=what,
         sessions=found.sessions,
@@ -105,31 +105,33 @@ async def backtest_policy(
     )
 
 
-def _no_sessions(agent: str) -> NotDone:
+def _make_no_sessions_error(agent: str) -> NotDone:
     return NotDone(f"No session of {agent!r} is recorded, or none since then: look at `halter sessions`.", "missing")
 
 
-async def _choose_change(desk: Desk, agent: str, policy: str, cap: str, against: str) -> tuple[str, PolicyChange, bool]:
+async def _choose_change(
+    actor: Actor, agent: str, policy: str, cap: str, against: str
+) -> tuple[str, PolicyChange, bool]:
     """The policy under test, in words and as a function; and whether it replaces that of the store."""
     if cap:
         amount = amount_of(cap)
         limit = "no cap" if amount is None else f"a cap of {format_micros(amount)}"
-        return f"the recorded policy, with {limit} of a session", lambda recorded: _with_cap(recorded, amount), False
+        return f"the recorded policy, with {limit} of a session", lambda recorded: _apply_cap(recorded, amount), False
     if against:
-        digest, earlier = await _find_revision(desk, agent, against)
+        digest, earlier = await _find_revision(actor, agent, against)
         return f"revision {digest[:12]}", lambda _: earlier, False
     document = load_bytes(policy.encode(), "the policy") if policy else None
     if document is not None and not _names_agent(document):
-        resolved = resolve_policy(parse_fleet(document), _read_folder(desk, agent))
+        resolved = resolve_policy(parse_fleet(document), _read_folder(actor, agent))
         return "the given halter.yaml", lambda _: resolved, True
-    file = _read_folder(desk, agent) if document is None else parse_agent(document)
+    file = _read_folder(actor, agent) if document is None else parse_agent(document)
     if file.spec.name != agent:
-        wrong(f"The policy is that of {file.spec.name!r}, and {agent!r} is asked about.")
-    resolved = resolve_policy(await _read_fleet(desk), file)
+        fail_invalid(f"The policy is that of {file.spec.name!r}, and {agent!r} is asked about.")
+    resolved = resolve_policy(await _read_fleet(actor), file)
     return ("the agent's folder" if document is None else "the given agent.yaml"), lambda _: resolved, False
 
 
-def _with_cap(recorded: ResolvedPolicy, amount: int | None) -> ResolvedPolicy:
+def _apply_cap(recorded: ResolvedPolicy, amount: int | None) -> ResolvedPolicy:
     caps = msgspec.structs.replace(recorded.caps, session=Cap(amount, recorded.caps.session.per))
     return msgspec.structs.replace(recorded, caps=caps)
 
@@ -139,27 +141,27 @@ def _names_agent(document: Document) -> bool:
     return isinstance(value, dict) and "name" in value
 
 
-async def _read_fleet(desk: Desk) -> FleetConfig:
-    row = await read_stored_policy(desk.app.store)
+async def _read_fleet(actor: Actor) -> FleetConfig:
+    row = await read_stored_policy(actor.app.store)
     return DEFAULT_FLEET if row is None else parse_stored_fleet(row.policy)
 
 
-def _read_folder(desk: Desk, agent: str) -> AgentFile:
-    folder = None if desk.agents is None else desk.agents.folders.get(agent)
+def _read_folder(actor: Actor, agent: str) -> AgentFile:
+    folder = None if actor.agents is None else actor.agents.folders.get(agent)
     if folder is None:
-        wrong(f"Say what to test: an agent.yaml, a cap or a revision; or name the folder of {agent}.")
+        fail_invalid(f"Say what to test: an agent.yaml, a cap or a revision; or name the folder of {agent}.")
     return read_agent(folder)
 
 
-async def _find_revision(desk: Desk, agent: str, beginning: str) -> tuple[str, ResolvedPolicy]:
+async def _find_revision(actor: Actor, agent: str, beginning: str) -> tuple[str, ResolvedPolicy]:
     params = {"agent": agent, "limit": MOST_SESSIONS}
-    rows = await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    rows = await actor.app.store.ask(Query("sessions_of_agent", SessionRow, params))
     known = sorted({row.definition for row in rows if row.definition})
     found = [digest for digest in known if digest.startswith(beginning)]
     if len(found) != 1:
         shown = ", ".join(digest[:12] for digest in known) or "none"
         raise NotDone(f"No one revision of {agent} begins with {beginning!r}: there are {shown}.", "missing")
-    kept = await desk.app.store.study(lambda view: read_policy(view, found[0]))
+    kept = await actor.app.store.study(lambda view: read_policy(view, found[0]))
     if kept is None:
         raise NotDone(f"Revision {found[0][:12]} cannot be read: another version of Halter kept it.", "missing")
     return found[0], kept.policy
@@ -178,13 +180,13 @@ class SuggestedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-async def suggest_policy(desk: Desk, agent: Agent, *, since: Since = 0) -> SuggestedPolicy:
+async def suggest_policy(actor: Actor, agent: Agent, *, since: Since = 0) -> SuggestedPolicy:
     """Suggest the tightest policy that would have let pass everything that an agent's recorded sessions did."""
-    desk.demand_agent(agent)
-    use = await desk.app.store.study(lambda view: measure_use(view, agent, since=since))
+    actor.require_agent(agent)
+    use = await actor.app.store.study(lambda view: measure_use(view, agent, since=since))
     if not use.sessions:
-        raise _no_sessions(agent)
-    found = await desk.app.store.study(
+        raise _make_no_sessions_error(agent)
+    found = await actor.app.store.study(
         lambda view: backtest(view, agent, lambda recorded: _tighten(recorded, use), since=since)
     )
     return SuggestedPolicy(

@@ -11,7 +11,7 @@ from halter.core.clock import MINUTE
 from halter.core.errors import NotDone
 from halter.core.events import ApproverRemoved, PairingOffered
 from halter.core.ids import PERSON_NAME, may_decide
-from halter.operations.desk import ROLES, Desk, Done, Role, Who, wrong
+from halter.operations.desk import ROLES, Actor, Done, Principal, Role, fail_invalid
 from halter.state.channel import Approver, ChannelLog, ChannelState, digest_token, hide_topic
 
 CHANNELS: Final = ("telegram", "ntfy", "slack")
@@ -42,12 +42,12 @@ class PairedApprover(msgspec.Struct, frozen=True):
     agents: Sequence[str] = ()
 
 
-def read_who(approver: Approver) -> Who:
-    return Who(approver.name, cast("Role", approver.role), approver.agents)
+def read_who(approver: Approver) -> Principal:
+    return Principal(approver.name, cast("Role", approver.role), approver.agents)
 
 
 async def offer_pairing(
-    desk: Desk,
+    actor: Actor,
     channel: str,
     name: str,
     role: str,
@@ -55,14 +55,16 @@ async def offer_pairing(
     randomly: Callable[[int], bytes] = secrets.token_bytes,
 ) -> PairingCode:
     """Make a code; the first account that sends it within ten minutes answers for this person from then on."""
-    desk.demand("admin", "pair anybody")
-    desk.demand_all("pair anybody")
+    actor.demand("admin", "pair anybody")
+    actor.require_all_agents("pair anybody")
     if channel not in CHANNELS:
-        wrong(f"{channel!r} is no channel: write {', '.join(CHANNELS[:-1])} or {CHANNELS[-1]}.")
+        fail_invalid(f"{channel!r} is no channel: write {', '.join(CHANNELS[:-1])} or {CHANNELS[-1]}.")
     if role not in ROLES:
-        wrong(f"{role!r} is no role: write {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
+        fail_invalid(f"{role!r} is no role: write {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
     if not PERSON_NAME.fullmatch(name) or not may_decide(name):
-        wrong(f"{name!r} cannot be a name: write small letters, digits, dots, dashes or underscores, up to 64 of them.")
+        fail_invalid(
+            f"{name!r} cannot be a name: write small letters, digits, dots, dashes or underscores, up to 64 of them."
+        )
     letters = base64.b32encode(randomly(_CODE_BYTES)).decode()
     code = "-".join(letters[start : start + _CODE_PART] for start in range(0, 3 * _CODE_PART, _CODE_PART))
     place = f"halter-{randomly(_PLACE_BYTES).hex()}" if channel == "ntfy" else ""
@@ -71,36 +73,36 @@ async def offer_pairing(
         code=digest_token(code),
         name=name,
         role=role,
-        by=desk.who.name,
-        expires_at=desk.app.clock.now() + CODE_LIFETIME,
+        by=actor.principal.name,
+        expires_at=actor.app.clock.now() + CODE_LIFETIME,
         agents=tuple(agents),
         place=place,
     )
-    await ChannelLog(desk.app.store, channel).append(f"pairing/{desk.app.ids.new()}", lambda _: [offer])
+    await ChannelLog(actor.app.store, channel).append(f"pairing/{actor.app.ids.make()}", lambda _: [offer])
     return PairingCode(channel, code, name, role, offer.expires_at, place)
 
 
-async def list_approvers(desk: Desk) -> Sequence[PairedApprover]:
+async def list_approvers(actor: Actor) -> Sequence[PairedApprover]:
     """List who may answer over which channel."""
-    desk.demand_all("see who answers decisions")
+    actor.require_all_agents("see who answers decisions")
     return [
         PairedApprover(channel, each.name, each.role, hide_topic(channel, each.account), each.agents)
         for channel in CHANNELS
-        for each in (await ChannelLog(desk.app.store, channel).refresh()).approvers.values()
+        for each in (await ChannelLog(actor.app.store, channel).refresh()).approvers.values()
     ]
 
 
-async def remove_approver(desk: Desk, channel: str, name: str, reason: str = "") -> Done:
+async def remove_approver(actor: Actor, channel: str, name: str, reason: str = "") -> Done:
     """Remove a person from a channel: their replies count no longer, and their unused codes neither."""
-    desk.demand("admin", "remove anybody")
-    desk.demand_all("remove anybody")
-    removed = ApproverRemoved(channel=channel, name=name, by=desk.who.name, reason=reason)
-    log = ChannelLog(desk.app.store, channel)
+    actor.demand("admin", "remove anybody")
+    actor.require_all_agents("remove anybody")
+    removed = ApproverRemoved(channel=channel, name=name, by=actor.principal.name, reason=reason)
+    log = ChannelLog(actor.app.store, channel)
 
     def decide(state: ChannelState) -> Sequence[ApproverRemoved]:
         known = (*state.approvers.values(), *state.offers.values())
         return [removed] if any(each.name == name for each in known) else []
 
-    if channel not in CHANNELS or not await log.append(f"removed/{desk.app.ids.new()}", decide):
+    if channel not in CHANNELS or not await log.append(f"removed/{actor.app.ids.make()}", decide):
         raise NotDone(f"No one called {name} answers over {channel}: look at `halter channels`.", "missing")
     return Done(name, f"{name} answers over {channel} no longer.")

@@ -19,19 +19,19 @@ from halter.journal.open import OlderCopy
 from halter.operations.desk import (
     CLEANED,
     LATEST,
+    Actor,
     Agent,
-    Desk,
     Done,
     Reason,
     Scope,
     Seconds,
     Session,
+    fail_conflict,
+    fail_invalid,
     readable,
     readable_scope,
-    refused,
-    wrong,
 )
-from halter.operations.queries import agents_seen, all_events
+from halter.operations.queries import agents_seen, read_all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.needs import read_open_questions
@@ -65,7 +65,7 @@ FirstWords = Annotated[
 Came = Literal["ended", "in doubt", "under way"]
 
 
-class Cancelled(msgspec.Struct, frozen=True):
+class SessionCancelled(msgspec.Struct, frozen=True):
     """A cancelled session, and how far it has ended."""
 
     session: str
@@ -79,13 +79,13 @@ class HaltDone(Done, frozen=True):
     known: bool
 
 
-class Resumed(Done, frozen=True):
+class ResumeResult(Done, frozen=True):
     """A resumed scope, and the time over which its sessions come back."""
 
     ramp: int
 
 
-class Switched(Done, frozen=True):
+class SwitchResult(Done, frozen=True):
     """An agent that was switched on or off, whether it is known here, and the sessions that were stopped."""
 
     on: bool
@@ -93,7 +93,7 @@ class Switched(Done, frozen=True):
     stopped: Sequence[str] = ()
 
 
-class Forked(Done, frozen=True):
+class SessionForked(Done, frozen=True):
     """A session that begins with what was said in another one, up to an event."""
 
     session: str
@@ -105,95 +105,97 @@ class NamedSession(msgspec.Struct, frozen=True):
     session: str
 
 
-async def halts_now(desk: Desk) -> Sequence[HaltRow]:
+async def halts_now(actor: Actor) -> Sequence[HaltRow]:
     """List halts.
 
     A halt of the whole fleet is shown to everyone.
     """
-    rows = await desk.app.store.ask(Query("halts_standing", HaltRow))
-    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await desk.agent_of(row.scope) or "")]
+    rows = await actor.app.store.ask(Query("halts_standing", HaltRow))
+    return [
+        row for row in rows if row.scope == "fleet" or actor.principal.can_see(await actor.agent_of(row.scope) or "")
+    ]
 
 
-async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> HaltDone:
+async def halt(actor: Actor, scope: Scope, reason: Reason = "") -> HaltDone:
     """Stop everything in a scope, from this moment.
 
     An agent may halt, too.
     """
-    desk.demand_role("approver", "halt anything")
-    scope = await _find_scope(desk, scope)
-    await desk.demand_scope(scope, "halt the fleet")
-    await desk.app.store.commit(halts.halt(scope, desk.who.name, desk.app.ids.new(), clean(reason)))
-    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}{desk.option}`."
+    actor.require_role("approver", "halt anything")
+    scope = await _find_scope(actor, scope)
+    await actor.require_scope(scope, "halt the fleet")
+    await actor.app.store.commit(halts.halt(scope, actor.principal.name, actor.app.ids.make(), clean(reason)))
+    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}{actor.option}`."
     return HaltDone(scope, sentence, known=True)
 
 
-async def resume(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
+async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> ResumeResult:
     """Resume a halted scope; an agent that is off, has stopped or is paused goes on as well."""
-    desk.demand("operator", "lift a halt")
-    scope = scope if scope.startswith(("agent:", "trigger:")) else await _find_scope(desk, scope)
-    await desk.demand_scope(scope, "lift a halt of the fleet")
-    ramp = await halts.compute_ramp(desk.app.store, scope) if over_seconds is None else over_seconds * SECOND
-    write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
-    if not (await desk.app.store.commit(write)).events:
+    actor.demand("operator", "lift a halt")
+    scope = scope if scope.startswith(("agent:", "trigger:")) else await _find_scope(actor, scope)
+    await actor.require_scope(scope, "lift a halt of the fleet")
+    ramp = await halts.compute_ramp(actor.app.store, scope) if over_seconds is None else over_seconds * SECOND
+    write = halts.resume(scope, actor.principal.name, actor.app.ids.make(), ramp, clean(reason))
+    if not (await actor.app.store.commit(write)).events:
         kind, _, agent = scope.partition(":")
-        if kind != "agent" or not await _is_at_rest(desk, agent):
-            refused(f"{scope} is not halted.")
-        return Resumed(scope, (await switch(desk, agent, on=True, reason=reason)).sentence, 0)
-    return Resumed(scope, halts.describe_resume(scope, ramp), ramp)
+        if kind != "agent" or not await _is_at_rest(actor, agent):
+            fail_conflict(f"{scope} is not halted.")
+        return ResumeResult(scope, (await switch(actor, agent, on=True, reason=reason)).sentence, 0)
+    return ResumeResult(scope, halts.describe_resume(scope, ramp), ramp)
 
 
-async def cancel(desk: Desk, session: Session, reason: Reason = "", patience: int = PATIENCE) -> Cancelled:
+async def cancel(actor: Actor, session: Session, reason: Reason = "", max_wait: int = PATIENCE) -> SessionCancelled:
     """End a session for good: what it has in flight is stopped, and nothing of it starts again."""
-    desk.demand("operator", "cancel a session")
-    row = await desk.session(session)
+    actor.demand("operator", "cancel a session")
+    row = await actor.session(session)
     if row.ended_at is not None:
-        refused(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.")
-    await desk.app.store.commit(halts.cancel(row.session, desk.who.name, desk.app.ids.new(), clean(reason)))
-    return Cancelled(row.session, *await _ended(desk, SessionId(row.session), patience))
+        fail_conflict(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.")
+    await actor.app.store.commit(halts.cancel(row.session, actor.principal.name, actor.app.ids.make(), clean(reason)))
+    return SessionCancelled(row.session, *await _end_or_wait(actor, SessionId(row.session), max_wait))
 
 
-async def switch(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -> Switched:
+async def switch(actor: Actor, agent: Agent, *, on: Switch, reason: Reason = "") -> SwitchResult:
     """Switch an agent on or off."""
-    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
-    desk.demand_agent(readable(agent, "an agent"))
+    actor.demand("operator", f"switch an agent {'on' if on else 'off'}")
+    actor.require_agent(readable(agent, "an agent"))
     from halter.runtime.supervisor import turn_off, turn_on
 
-    known = agent in await known_agents(desk)
-    if not known and not desk.short_ids:
+    known = agent in await list_known_agents(actor)
+    if not known and not actor.short_ids:
         raise NotDone(f"There is no agent {agent!r}.", "missing")
     if on:
-        await turn_on(desk.app, agent, clean(reason), by=desk.who.name)
-        return Switched(agent, f"{agent} is on: it runs where `halter up` has its folder.", on, known)
-    stopped = await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
+        await turn_on(actor.app, agent, clean(reason), by=actor.principal.name)
+        return SwitchResult(agent, f"{agent} is on: it runs where `halter up` has its folder.", on, known)
+    stopped = await turn_off(actor.app, agent, clean(reason), by=actor.principal.name)
     what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
     sentence = f"{agent} is off, and {what}. `halter on {agent}` begins a new session."
-    return Switched(agent, sentence, on, known, stopped)
+    return SwitchResult(agent, sentence, on, known, stopped)
 
 
-async def _is_at_rest(desk: Desk, agent: str) -> bool:
+async def _is_at_rest(actor: Actor, agent: str) -> bool:
     """Return whether an agent goes on only after a person's word, although nothing halts it."""
-    store = desk.app.store
+    store = actor.app.store
     off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
     stopped = any(row.agent == agent for row in await store.ask(Query("stopped_agents", SessionRow)))
     open_now = await store.ask(Query("sessions_under_way", SessionRow))
     return off or stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_now)
 
 
-async def known_agents(desk: Desk) -> frozenset[str]:
+async def list_known_agents(actor: Actor) -> frozenset[str]:
     """Name the agents that were switched on or off, had a session, have a trigger, or run in a process."""
-    store = desk.app.store
+    store = actor.app.store
     switched = {row.agent for row in await store.ask(Query("all_agents", AgentRow))}
     planned = {row.agent for row in await store.ask(Query("all_triggers", TriggerRow)) if row.made_seq}
     running = {agent for row in await store.ask(Query("all_workers", WorkerRow)) for agent in row.told().agents}
-    return frozenset(filter(desk.who.sees, switched | planned | running | await agents_seen(store)))
+    return frozenset(filter(actor.principal.can_see, switched | planned | running | await agents_seen(store)))
 
 
-def refuse_unknown_agent(name: str, known: Iterable[str]) -> NoReturn:
+def reject_unknown_agent(name: str, known: Iterable[str]) -> NoReturn:
     """Refuse the name of an agent that is not known here, with the nearest that are."""
     raise NotDone(f"There is no agent {name!r}: {suggest_nearest(name, sorted(known), 'the agents here')}", "missing")
 
 
-async def _find_scope(desk: Desk, typed: str) -> str:
+async def _find_scope(actor: Actor, typed: str) -> str:
     """Find what is meant by a scope, by an agent's name, or by a session's id; refuse what is not known."""
     kind, colon, name = typed.partition(":")
     if (
@@ -204,107 +206,109 @@ async def _find_scope(desk: Desk, typed: str) -> str:
         return readable_scope(typed)
     readable(typed, "a scope")
     if kind == "session" and colon:
-        return f"session:{(await desk.session(name)).session}"
-    agents = await known_agents(desk)
-    wanted = name if colon else typed
-    if (kind == "trigger" and colon) or "/" in wanted:
-        rows = await desk.app.store.ask(Query("all_triggers", TriggerRow))
-        triggers = sorted(row.trigger for row in rows if row.made_seq and desk.who.sees(row.agent))
-        if wanted in triggers or await _has_run(desk, wanted):
-            return f"trigger:{wanted}"
-        raise NotDone(f"There is no trigger {wanted!r}: {suggest_nearest(wanted, triggers, 'the triggers')}", "missing")
-    if wanted in agents:
-        return f"agent:{wanted}"
+        return f"session:{(await actor.session(name)).session}"
+    agents = await list_known_agents(actor)
+    query = name if colon else typed
+    if (kind == "trigger" and colon) or "/" in query:
+        rows = await actor.app.store.ask(Query("all_triggers", TriggerRow))
+        triggers = sorted(row.trigger for row in rows if row.made_seq and actor.principal.can_see(row.agent))
+        if query in triggers or await _has_run(actor, query):
+            return f"trigger:{query}"
+        raise NotDone(f"There is no trigger {query!r}: {suggest_nearest(query, triggers, 'the triggers')}", "missing")
+    if query in agents:
+        return f"agent:{query}"
     if not colon:
         try:
-            return f"session:{(await desk.session(wanted)).session}"
+            return f"session:{(await actor.session(query)).session}"
         except NotDone as no:
             if no.why != "missing":
                 raise
-            words = suggest_nearest(wanted, ["fleet", *sorted(agents)], "what can be named")
-            raise NotDone(f"No agent and no session is called {wanted!r}: {words}", "missing") from None
-    return refuse_unknown_agent(wanted, agents)
+            words = suggest_nearest(query, ["fleet", *sorted(agents)], "what can be named")
+            raise NotDone(f"No agent and no session is called {query!r}: {words}", "missing") from None
+    return reject_unknown_agent(query, agents)
 
 
-async def tell(desk: Desk, session: Session, text: Text) -> Done:
+async def send_message(actor: Actor, session: Session, text: Text) -> Done:
     """Send a message to a session: it wakes, and sees it in its next turn."""
-    desk.demand("operator", "speak to a session")
-    row = await desk.session(session)
+    actor.demand("operator", "speak to a session")
+    row = await actor.session(session)
     if row.ended_at is not None:
-        refused(f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one.")
-    body, blob = await _keep_words(desk, text)
-    event = lifecycle.make_message_event(desk.who.name)
-    await desk.app.store.commit(lifecycle.post_wake(row.session, desk.app.ids.new(), event, body, blob))
+        fail_conflict(
+            f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one."
+        )
+    body, blob = await _store_text(actor, text)
+    event = lifecycle.make_message_event(actor.principal.name)
+    await actor.app.store.commit(lifecycle.post_wake(row.session, actor.app.ids.make(), event, body, blob))
     return Done(row.session, f"{row.session} was told.")
 
 
-async def answer_question(desk: Desk, session: str, call: str, text: str, key: str) -> Done:
+async def answer_question(actor: Actor, session: str, call: str, text: str, key: str) -> Done:
     """Answer the question that a session asked by a call; not one that it asks later. The same key answers once."""
-    desk.demand("operator", "answer a session")
-    row = await desk.session(session)
-    asked = (await read_open_questions(desk.app.store)).get(row.session)
+    actor.demand("operator", "answer a session")
+    row = await actor.session(session)
+    asked = (await read_open_questions(actor.app.store)).get(row.session)
     if asked is None or asked.call != call:
-        refused("This question is answered already, or is no longer asked.")
-    body, blob = await _keep_words(desk, text)
-    write = lifecycle.answer_question(row, key, desk.who.name, body, blob)
-    if not (await desk.app.store.commit(write)).events:
-        refused("This question is answered already.")
+        fail_conflict("This question is answered already, or is no longer asked.")
+    body, blob = await _store_text(actor, text)
+    write = lifecycle.answer_question(row, key, actor.principal.name, body, blob)
+    if not (await actor.app.store.commit(write)).events:
+        fail_conflict("This question is answered already.")
     return Done(row.session, f"{row.agent} has your answer, in session {row.session}.")
 
 
-async def _keep_words(desk: Desk, text: str) -> tuple[bytes | None, Digest | None]:
+async def _store_text(actor: Actor, text: str) -> tuple[bytes | None, Digest | None]:
     if not text.strip() or len(text) > LONGEST_WORDS:
-        wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
-    return await offload_body(desk.app.store, to_body(_make_redactor(desk).redact(clean(text))))
+        fail_invalid(f"Say something, in at most {LONGEST_WORDS:,} characters.")
+    return await offload_body(actor.app.store, to_body(_make_redactor(actor).redact(clean(text))))
 
 
-async def fork(desk: Desk, session: Session, at: At | None = None, text: FirstWords = "") -> Forked:
+async def fork(actor: Actor, session: Session, at: At | None = None, text: FirstWords = "") -> SessionForked:
     """Begin a new session with what was said in another one, up to one of its events.
 
     Its budget is its own. What was spent, approved or granted there is not inherited; what others wrote stays marked.
     """
-    desk.demand("operator", "fork a session")
-    row = await desk.session(session)
+    actor.demand("operator", "fork a session")
+    row = await actor.session(session)
     from halter.runtime.sessions import begin_fork, read_fork
 
     try:
-        found = await read_fork(desk.app.store, row, at)
-        made = await begin_fork(desk.app, found, clean(text), desk.who.name, _make_redactor(desk).redact)
+        found = await read_fork(actor.app.store, row, at)
+        made = await begin_fork(actor.app, found, clean(text), actor.principal.name, _make_redactor(actor).redact)
     except ConfigError as error:
-        refused(str(error))
+        fail_conflict(str(error))
     sentence = (
         f"{made} begins with {format_count(len(found.messages), 'message')} of {row.session}, up to its event "
-        f"{found.history.through}, with a budget of its own. To run it: halter run FOLDER --resume {made}{desk.option}"
+        f"{found.history.through}, with a budget of its own. To run it: halter run FOLDER --resume {made}{actor.option}"
     )
-    return Forked(made, sentence, row.session, found.history.through, len(found.messages))
+    return SessionForked(made, sentence, row.session, found.history.through, len(found.messages))
 
 
-def _make_redactor(desk: Desk) -> Redactor:
-    secrets = read_environment_secrets(desk.app.environ)
-    return Redactor({name: secrets.value(name) for name in secrets.names()}, desk.app.environ)
+def _make_redactor(actor: Actor) -> Redactor:
+    secrets = read_environment_secrets(actor.app.environ)
+    return Redactor({name: secrets.value(name) for name in secrets.names()}, actor.app.environ)
 
 
-async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:
+async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple[Came, str]:
     """End a session that has no owner; otherwise wait for the owner to end it."""
-    app = desk.app
+    app = actor.app
     worker = make_worker_id("cancel", app.ids)
-    deadline = app.clock.now() + patience
+    deadline = app.clock.now() + max_wait
     while True:
         (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
         if row.ended_at is not None:
             return "ended", f"It is over: {row.state}, {row.terminal_reason}."
         for lease in await app.store.claim(worker, 1, session):
-            return await _end(desk, lease, row)
+            return await _end(actor, lease, row)
         if app.clock.now() >= deadline:
             return "under way", f"A process works on it and has not ended it yet ({row.owner}); it starts nothing more."
         await app.clock.sleep(LOOK)
 
 
-async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
+async def _end(actor: Actor, lease: Lease, row: SessionRow) -> tuple[Came, str]:
     """End a session in its owner's place. Calls in doubt that hold money need a person's answer first."""
-    app = desk.app
-    state = replay(await all_events(app, lease.stream))
-    held = [flight for flight in state.in_flight.values() if flight.most().usd or flight.most().tokens]
+    app = actor.app
+    state = replay(await read_all_events(app, lease.stream))
+    held = [flight for flight in state.in_flight.values() if flight.max_charge().usd or flight.max_charge().tokens]
     free = [flight for flight in state.in_flight.values() if flight not in held]
     try:
         if held:
@@ -322,7 +326,7 @@ async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
 
 
 def _doubtful(held: list[InFlight]) -> str:
-    amount = sum(flight.most().usd for flight in held)
+    amount = sum(flight.max_charge().usd for flight in held)
     names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
     return (
         f"It is not over: {format_micros(amount)} is held for {names}, and it is unknown whether it was done. Nothing "
@@ -330,27 +334,31 @@ def _doubtful(held: list[InFlight]) -> str:
     )
 
 
-async def _has_run(desk: Desk, trigger: str) -> bool:
+async def _has_run(actor: Actor, trigger: str) -> bool:
     """Return whether a trigger ever had a session."""
-    if not desk.who.sees(trigger.partition("/")[0]):
+    if not actor.principal.can_see(trigger.partition("/")[0]):
         return False
-    return bool(await desk.app.store.ask(Query("ran_as", NamedSession, {"agent": "", "trigger": trigger})))
+    return bool(await actor.app.store.ask(Query("ran_as", NamedSession, {"agent": "", "trigger": trigger})))
 
 
-async def accept(desk: Desk, reason: str = "") -> OlderCopy:
+async def accept(actor: Actor, reason: str = "") -> OlderCopy:
     """Accept a store as it is. The journal and the checkpoints record who did it and what is missing."""
-    app, doubt = desk.app, desk.app.doubt
-    desk.demand("admin", "go on with a store that lacks something")
-    desk.demand_all("go on with a store that lacks something")
+    app, doubt = actor.app, actor.app.doubt
+    actor.demand("admin", "go on with a store that lacks something")
+    actor.require_all_agents("go on with a store that lacks something")
     if doubt is None:
-        refused("The store has all that its checkpoints know: there is nothing to accept.")
+        fail_conflict("The store has all that its checkpoints know: there is nothing to accept.")
     event = StoreAccepted(
-        by=desk.who.name, lacks=doubt.lacks(), events=doubt.events, known_at=doubt.at, reason=clean(reason)
+        by=actor.principal.name,
+        lacks=doubt.describe_missing(),
+        events=doubt.events,
+        known_at=doubt.at,
+        reason=clean(reason),
     )
-    done = await app.store.commit(Write(FLEET, app.ids.new(), lambda _: [Draft(event)]))
+    done = await app.store.commit(Write(FLEET, app.ids.make(), lambda _: [Draft(event)]))
     # A store in doubt is opened without an observer, so that no checkpoint is written that it fits: it begins here.
-    app.checkpointer.accept(doubt.given_up)
-    app.checkpointer.saw(done.events)
+    app.checkpointer.accept(doubt.count_given_up)
+    app.checkpointer.on_commit(done.events)
     continuity = find_continuity(app.settings)
     if continuity is not None:
         continuity.remember(app.checkpointer.store_id)

@@ -54,10 +54,10 @@ from halter.guard.approvals import (
 )
 from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import are_two_people
-from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Session, Words, refused, wrong
-from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
+from halter.operations.desk import Actor, Dollars, Done, Name, Reason, Session, Words, fail_conflict, fail_invalid
+from halter.operations.money import amount_of, reject_beyond_carved, reject_no_raise
 from halter.operations.queries import AgentNews, read_news
-from halter.operations.queries import needs as list_all_needs
+from halter.operations.queries import read_needs as list_all_needs
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.risk.commands import WRAPPER_NAMES as WRAPPERS
@@ -87,7 +87,7 @@ class _Asked(msgspec.Struct, frozen=True):
     flaws: tuple[Flaw, ...] = ()
 
 
-class Put(msgspec.Struct, frozen=True):
+class DecisionPrompt(msgspec.Struct, frozen=True):
     """How a decision is put to a person: what is wanted, the model's reason, what is shown, what a yes and a no do."""
 
     what: str
@@ -97,30 +97,32 @@ class Put(msgspec.Struct, frozen=True):
     no: str
 
 
-async def waiting(desk: Desk) -> list[WaitingDecision]:
-    now = desk.app.clock.now()
-    rows = await desk.app.store.ask(Query("open_decisions", WaitingDecision, {"now": now}))
-    return [one for one in rows if desk.who.sees(one.agent)]
+async def waiting(actor: Actor) -> list[WaitingDecision]:
+    now = actor.app.clock.now()
+    rows = await actor.app.store.ask(Query("open_decisions", WaitingDecision, {"now": now}))
+    return [decision for decision in rows if actor.principal.can_see(decision.agent)]
 
 
-async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
+async def decision_meant(actor: Actor, decision: str) -> WaitingDecision:
     """Find an open decision; one that was answered or has expired says so."""
-    for row in await desk.app.store.ask(Query("decision", DecisionRow, {"decision": decision})):
-        if desk.who.sees(row.agent) and row.verdict == "withdrawn":
+    for row in await actor.app.store.ask(Query("decision", DecisionRow, {"decision": decision})):
+        if actor.principal.can_see(row.agent) and row.verdict == "withdrawn":
             raise NotDone(
                 f"{decision} was withdrawn: what it was about is gone, or its session no longer waits for it.",
                 "missing",
             )
-        if desk.who.sees(row.agent) and row.verdict:
+        if actor.principal.can_see(row.agent) and row.verdict:
             raise NotDone(f"{decision} is answered already: {row.verdict}, by {row.people}.", "missing")
-        if desk.who.sees(row.agent) and row.expires_at <= desk.app.clock.now():
+        if actor.principal.can_see(row.agent) and row.expires_at <= actor.app.clock.now():
             raise NotDone(f"{decision} has expired without an answer, which counts as a no.", "missing")
-    return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
+    return actor.resolve(
+        [(one.decision, one) for one in await waiting(actor)], decision, "open decision", "halter inbox"
+    )
 
 
-def put(one: WaitingDecision) -> Put:
-    need = make_decision_need(one)
-    return Put(need.sentence, need.why, need.shown, *_describe_answers(one.about))
+def render_prompt(decision: WaitingDecision) -> DecisionPrompt:
+    need = make_decision_need(decision)
+    return DecisionPrompt(need.sentence, need.why, need.shown, *_describe_answers(decision.about))
 
 
 def _describe_answers(about: str) -> tuple[str, str]:
@@ -176,63 +178,65 @@ class OpenInbox(NamedTuple):
     option: str = ""
 
 
-def rule_for(asked: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
+def rule_for(decision: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
     """Parse a rule; one that would not match the very call that is asked about is refused."""
-    if asked.risk == "CRITICAL":
-        refused("A call of CRITICAL risk is always asked about: approve it without --always.")
+    if decision.risk == "CRITICAL":
+        fail_conflict("A call of CRITICAL risk is always asked about: approve it without --always.")
     if lasts <= 0:
-        wrong("A rule has to last for a while: write --for 7d.")
-    keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
-    matcher = _matcher(asked, match, keys)
+        fail_invalid("A rule has to last for a while: write --for 7d.")
+    keys = msgspec.json.decode(decision.keys or "[]", type=tuple[str, ...])
+    matcher = _matcher(decision, match, keys)
     return RuleWording(id=rule, matcher=matcher, keys=keys, scope=_scope(scope), expires_in=lasts)
 
 
 def _scope(scope: str) -> RuleScope:
     if scope not in SCOPES:
-        wrong(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.")
+        fail_invalid(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.")
     return scope
 
 
-def _matcher(asked: WaitingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
+def _matcher(decision: WaitingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
     lines = [line.strip() for line in match.splitlines() if line.strip()]
     if lines == [SAME]:
-        return SameArguments(asked.same)
+        return SameArguments(decision.same)
     if not lines or len(lines) > _MOST_CONDITIONS:
-        wrong(f"{_typed(match)!r} is no way to match a call: {FORMS}.")
+        fail_invalid(f"{_parse_typed(match)!r} is no way to match a call: {FORMS}.")
     said: dict[str, Condition] = {}
     for line in lines:
-        condition = _condition(asked, line, keys)
+        condition = _condition(decision, line, keys)
         if condition.key in said:
-            wrong(f"{condition.key} is named twice: say of each argument once what it may be.")
+            fail_invalid(f"{condition.key} is named twice: say of each argument once what it may be.")
         said[condition.key] = condition
-    values = _shown(asked)
-    matcher = EachArgument(tuple(said.get(key) or _pinned(key, value) for key, value in values.items()))
-    _refuse_unless_it_answers(asked, matcher, keys, match)
+    values = _read_shown_arguments(decision)
+    matcher = EachArgument(tuple(said.get(key) or _make_equals_condition(key, value) for key, value in values.items()))
+    _require_match(decision, matcher, keys, match)
     return matcher
 
 
-def _pinned(key: str, value: Any) -> EqualsCondition:
+def _make_equals_condition(key: str, value: Any) -> EqualsCondition:
     pinned = make_equals_condition(key, value)
     if REDACTION_MARK in json.dumps(value, ensure_ascii=False):
-        refused(f"{key} holds something that is hidden, so it cannot be asked for exactly: write same, or any:{key}.")
+        fail_conflict(
+            f"{key} holds something that is hidden, so it cannot be asked for exactly: write same, or any:{key}."
+        )
     return pinned
 
 
-def _typed(text: str) -> str:
+def _parse_typed(text: str) -> str:
     return shorten(to_one_line(text), 200)
 
 
-def _condition(asked: WaitingDecision, line: str, keys: tuple[str, ...]) -> Condition:
+def _condition(decision: WaitingDecision, line: str, keys: tuple[str, ...]) -> Condition:
     kind, _, rest = line.partition(":")
     key, equals, value = rest.partition("=")
     whole = not equals if kind == "any" else bool(equals and value.strip())
     if kind not in {"words", "under", "at", "any"} or not whole:
-        wrong(f"{_typed(line)!r} is no way to match a call: {FORMS}.")
+        fail_invalid(f"{_parse_typed(line)!r} is no way to match a call: {FORMS}.")
     if key not in keys:
-        wrong(f"{asked.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.")
+        fail_invalid(f"{decision.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.")
     match kind:
         case "words":
-            return ArgvCondition(key, _words(value))
+            return ArgvCondition(key, _split_words(value))
         case "under":
             return FolderCondition(key, value)
         case "at":
@@ -241,52 +245,54 @@ def _condition(asked: WaitingDecision, line: str, keys: tuple[str, ...]) -> Cond
             return AnyCondition(key)
 
 
-def _words(value: str) -> tuple[str, ...]:
+def _split_words(value: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(value))
     except ValueError as error:
-        wrong(f"{value!r} cannot be read as the words of a command ({error}).")
+        fail_invalid(f"{value!r} cannot be read as the words of a command ({error}).")
     if words and STAR in words[0]:
-        wrong(f"{words[0]!r} is to be a program: it has no wildcard.")
+        fail_invalid(f"{words[0]!r} is to be a program: it has no wildcard.")
     return words
 
 
-def _refuse_unless_it_answers(asked: WaitingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
+def _require_match(decision: WaitingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
     """Try a rule on the call that is asked about, as it was shown."""
-    values = _shown(asked)
+    values = _read_shown_arguments(decision)
     rule = StandingRule(
-        id="", tool=asked.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1
+        id="", tool=decision.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1
     )
-    spec = ToolSpec(name=asked.name, description="", schema=b"")
+    spec = ToolSpec(name=decision.name, description="", schema=b"")
     if not matches_rule(rule, spec, Valid(values, json.dumps(values).encode()), "", "", 0):
-        wrong(f"{_typed(match)!r} would not even match the call that is asked about: look at it in `halter inbox`.")
+        fail_invalid(
+            f"{_parse_typed(match)!r} would not even match the call that is asked about: look at it in `halter inbox`."
+        )
 
 
-def _shown(asked: WaitingDecision) -> dict[str, Any]:
+def _read_shown_arguments(decision: WaitingDecision) -> dict[str, Any]:
     try:
-        return json.JSONDecoder().raw_decode(asked.shown.removeprefix(f"{asked.name} "))[0]
+        return json.JSONDecoder().raw_decode(decision.display_text.removeprefix(f"{decision.name} "))[0]
     except (ValueError, RecursionError):
-        refused("What was asked about cannot be read any more, so no rule can be tried on it: write same.")
+        fail_conflict("What was asked about cannot be read any more, so no rule can be tried on it: write same.")
 
 
-def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
+def list_rule_offers(decision: WaitingDecision) -> Sequence[RuleOffer]:
     """List the rules that a person may choose for a call: the narrowest first, each no wider than it reads."""
-    if asked.about != "approval" or asked.risk == "CRITICAL" or asked.approvers > 1:
+    if decision.about != "approval" or decision.risk == "CRITICAL" or decision.approvers > 1:
         return ()
-    keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
+    keys = msgspec.json.decode(decision.keys or "[]", type=tuple[str, ...])
     offered = [RuleOffer(SAME, describe_matcher(SameArguments("")))]
-    if asked.risk == "HIGH":
+    if decision.risk == "HIGH":
         return offered
     with suppress(NotDone):
         # What is hidden, erased or unreadable can be agreed to as it is, and not in any other way.
-        wider = [*_for_that_place(asked, keys), *_wider(_shown(asked))]
-        offered += [RuleOffer(match, describe_matcher(_matcher(asked, match, keys))) for match in wider]
+        wider = [*_list_place_offers(decision, keys), *_wider(_read_shown_arguments(decision))]
+        offered += [RuleOffer(match, describe_matcher(_matcher(decision, match, keys))) for match in wider]
     return offered
 
 
-def _for_that_place(asked: WaitingDecision, keys: Sequence[str]) -> Iterator[str]:
+def _list_place_offers(decision: WaitingDecision, keys: Sequence[str]) -> Iterator[str]:
     """For a question of the injection brake: any content, with everything else exactly as it is."""
-    flaws = msgspec.json.decode(asked.facts, type=_Asked).flaws if asked.facts else ()
+    flaws = msgspec.json.decode(decision.facts, type=_Asked).flaws if decision.facts else ()
     contents = {flaw.argument for flaw in flaws if flaw.reason == "content"}
     free = [key for key in keys if key in contents and "=" not in key and key.isprintable()]
     if free and len(free) < len(keys):
@@ -296,31 +302,31 @@ def _for_that_place(asked: WaitingDecision, keys: Sequence[str]) -> Iterator[str
 Check = Annotated[bool, Meta(description="Exit 1 if anything needs you.")]
 
 
-async def read_inbox(desk: Desk, *, check: Check = False) -> OpenInbox:
+async def read_inbox(actor: Actor, *, check: Check = False) -> OpenInbox:
     """List open decisions, what else waits for a person, and the notices of the last day."""
-    others = [need for need in await list_all_needs(desk) if not need.decision]
-    news = await read_news(desk, desk.app.clock.now() - DAY)
-    return OpenInbox(await waiting(desk), others, news, check, desk.option)
+    others = [need for need in await list_all_needs(actor) if not need.decision]
+    news = await read_news(actor, actor.app.clock.now() - DAY)
+    return OpenInbox(await waiting(actor), others, news, check, actor.option)
 
 
-async def offer_rules(desk: Desk, decision: DecisionName) -> RuleOffers:
+async def offer_rules(actor: Actor, decision: DecisionName) -> RuleOffers:
     """List the rules that a yes to a decision could make."""
-    asked = await decision_meant(desk, decision)
-    return RuleOffers(asked.decision, offers(asked))
+    asked = await decision_meant(actor, decision)
+    return RuleOffers(asked.decision, list_rule_offers(asked))
 
 
-async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
+async def open_decisions(actor: Actor) -> Sequence[dict[str, Any]]:
     """List open decisions, the longest waiting first."""
-    return [as_object(one) for one in await waiting(desk)]
+    return [to_json_object(decision) for decision in await waiting(actor)]
 
 
-def as_object(one: WaitingDecision) -> dict[str, object]:
+def to_json_object(decision: WaitingDecision) -> dict[str, object]:
     """Write a decision for programs, with the rules that a yes to it could make."""
     names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
-    facts = {name: getattr(one, name) for name in (*names, "digest", "reasons", "shown", "approvers", "first_by")}
-    need = make_decision_need(one)
+    facts = {name: getattr(decision, name) for name in (*names, "digest", "reasons", "shown", "approvers", "first_by")}
+    need = make_decision_need(decision)
     words = {"kind": need.kind, "sentence": need.sentence, "why": need.why, "commands": need.commands}
-    return {**facts, **words, "rules": [msgspec.structs.asdict(each) for each in offers(one)]}
+    return {**facts, **words, "rules": [msgspec.structs.asdict(each) for each in list_rule_offers(decision)]}
 
 
 def _wider(values: dict[str, Any]) -> Iterator[str]:
@@ -328,8 +334,8 @@ def _wider(values: dict[str, Any]) -> Iterator[str]:
         if "=" in key or not key.isprintable():
             continue
         words = parse_argv(value) if isinstance(value, list) or key == "command" else None
-        if words is not None and (pattern := _opened(words)):
-            yield f"words:{key}={' '.join(map(_quoted, pattern))}"
+        if words is not None and (pattern := _generalise_last_word(words)):
+            yield f"words:{key}={' '.join(map(_quote_word, pattern))}"
         if isinstance(value, str) and "://" in value and (host := find_host(value)):
             yield f"at:{key}={host}"
         elif isinstance(value, str) and key in _PATHS and (folder := dirname(value)) and value.isprintable():
@@ -337,7 +343,7 @@ def _wider(values: dict[str, Any]) -> Iterator[str]:
             yield "\n".join([f"under:{key}={folder}", *rest])
 
 
-def _opened(words: tuple[str, ...]) -> tuple[str, ...]:
+def _generalise_last_word(words: tuple[str, ...]) -> tuple[str, ...]:
     """Replace a command's last word by a wildcard, if it is an operand of a program that runs no code from operands."""
     program = program_of(words[0])
     runs_code = program in SHELLS | PRIVILEGE_RAISERS | WRAPPERS or is_interpreter(program)
@@ -371,7 +377,7 @@ def _condition_told(condition: Condition) -> str:
             return f"{key} is exactly {shown}"
         case ArgvCondition(key, words):
             wild = " (a * is a piece of one word, no option)" if any(STAR in word for word in words) else ""
-            return f"{key} is {' '.join(map(_quoted, words))}{wild}"
+            return f"{key} is {' '.join(map(_quote_word, words))}{wild}"
         case FolderCondition(key, folder):
             return f"{key} lies in {folder}"
         case HostCondition(key, host):
@@ -380,7 +386,7 @@ def _condition_told(condition: Condition) -> str:
             return f"{key} is anything at all"
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Quote a word, but leave a wildcard visible."""
     return word if _PLAIN.fullmatch(word) else shlex.quote(word)
 
@@ -409,31 +415,35 @@ class DecisionResult(msgspec.Struct, frozen=True):
     rule: str = ""
 
 
-async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionResult:
+async def approve(actor: Actor, decision: str, terms: ApprovalTerms) -> DecisionResult:
     """Approve a decision. An answer that does not fit the question is refused."""
-    desk.demand("approver", "approve anything")
-    asked = await decision_meant(desk, decision)
-    if answer.digest is not None and answer.digest != asked.digest:
-        refused(f"{asked.decision} is not what you were shown: look at it again.")
-    _refuse_alone(desk, asked, answer)
-    write, said = await _yes(desk, asked, answer)
-    return _tell_first(asked, desk) if await _commit(desk, asked, write) else said
+    actor.demand("approver", "approve anything")
+    asked = await decision_meant(actor, decision)
+    if terms.digest is not None and terms.digest != asked.digest:
+        fail_conflict(f"{asked.decision} is not what you were shown: look at it again.")
+    _reject_single_approver(actor, asked, terms)
+    write, said = await _approve_once(actor, asked, terms)
+    return _report_first_approval(asked, actor) if await _commit(actor, asked, write) else said
 
 
-def _refuse_alone(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> None:
+def _reject_single_approver(actor: Actor, decision: WaitingDecision, terms: ApprovalTerms) -> None:
     """Refuse what one person cannot do where two must agree: to agree twice, and to agree to anything else."""
-    if asked.approvers <= 1:
+    if decision.approvers <= 1:
         return
-    if answer.edit is not None or answer.always:
-        refused(f"Two people must agree to {asked.decision}, each to what is shown: approve it as it is, or deny it.")
-    if asked.first_by and not are_two_people(asked.first_by, desk.who.name):
-        unnamed = ("~" in asked.first_by) != ("~" in desk.who.name)
+    if terms.edit is not None or terms.always:
+        fail_conflict(
+            f"Two people must agree to {decision.decision}, each to what is shown: approve it as it is, or deny it."
+        )
+    if decision.first_by and not are_two_people(decision.first_by, actor.principal.name):
+        unnamed = ("~" in decision.first_by) != ("~" in actor.principal.name)
         hint = " A provider's account counts beside others only with a name in `sign_on.people`." if unnamed else ""
-        refused(f"{asked.first_by} has agreed to {asked.decision} already: another person must, too.{hint}")
+        fail_conflict(f"{decision.first_by} has agreed to {decision.decision} already: another person must, too.{hint}")
 
 
-def _tell_first(asked: WaitingDecision, desk: Desk) -> DecisionResult:
-    return DecisionResult(asked.decision, f"{desk.who.name} agrees to {_call(asked)}. Another person must agree, too.")
+def _report_first_approval(decision: WaitingDecision, actor: Actor) -> DecisionResult:
+    return DecisionResult(
+        decision.decision, f"{actor.principal.name} agrees to {_call(decision)}. Another person must agree, too."
+    )
 
 
 class ShownDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -457,22 +467,26 @@ ShownDecisions = Annotated[
 ]
 
 
-async def approve_together(desk: Desk, session: Session, *, shown: ShownDecisions, reason: Reason = "") -> GroupResult:
+async def approve_together(
+    actor: Actor, session: Session, *, shown: ShownDecisions, reason: Reason = ""
+) -> GroupResult:
     """Approve calls of a session that wait together, each as it was shown. If one has changed, none is approved."""
-    desk.demand("approver", "approve anything")
-    asked = [await decision_meant(desk, each.decision) for each in shown]
-    for one, seen in zip(asked, shown, strict=True):
-        if one.about != "approval" or one.session != session:
-            wrong(f"{one.decision} is no call of session {session} that waits for approval: answer it by itself.")
-        if one.digest != seen.digest:
-            refused(f"{one.decision} is not what you were shown: look at it again.")
-    for one in asked:
-        _refuse_alone(desk, one, ApprovalTerms())
+    actor.demand("approver", "approve anything")
+    asked = [await decision_meant(actor, each.decision) for each in shown]
+    for decision, seen in zip(asked, shown, strict=True):
+        if decision.about != "approval" or decision.session != session:
+            fail_invalid(
+                f"{decision.decision} is no call of session {session} that waits for approval: answer it by itself."
+            )
+        if decision.digest != seen.digest:
+            fail_conflict(f"{decision.decision} is not what you were shown: look at it again.")
+    for decision in asked:
+        _reject_single_approver(actor, decision, ApprovalTerms())
     waits = False
-    for one in asked:
-        write = approvals.answer_decision(one, "approve", desk.who.name, desk.app.ids.new(), reason)
-        waits = await _commit(desk, one, write) or waits
-    names = tuple(one.decision for one in asked)
+    for decision in asked:
+        write = approvals.answer_decision(decision, "approve", actor.principal.name, actor.app.ids.make(), reason)
+        waits = await _commit(actor, decision, write) or waits
+    names = tuple(decision.decision for decision in asked)
     more = " Another person must agree, too, where two have to." if waits else ""
     return GroupResult(session, names, f"Approved together: {', '.join(map(_call, asked))}.{more}")
 
@@ -480,18 +494,20 @@ async def approve_together(desk: Desk, session: Session, *, shown: ShownDecision
 def group_calls(found: Sequence[WaitingDecision]) -> list[list[WaitingDecision]]:
     """Open decisions as they are answered: the calls of one session together, everything else by itself."""
     groups: dict[str, list[WaitingDecision]] = {}
-    for one in found:
-        together = one.about == "approval" and one.session
-        groups.setdefault(f"session {one.session}" if together else one.decision, []).append(one)
+    for decision in found:
+        together = decision.about == "approval" and decision.session
+        groups.setdefault(f"session {decision.session}" if together else decision.decision, []).append(decision)
     return list(groups.values())
 
 
-async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> DecisionResult:
+async def deny(actor: Actor, decision: DecisionName, reason: Reason = "") -> DecisionResult:
     """Deny a decision."""
-    desk.demand("approver", "deny anything")
-    asked = await decision_meant(desk, decision)
-    await _commit(desk, asked, approvals.answer_decision(asked, "deny", desk.who.name, desk.app.ids.new(), reason))
-    return DecisionResult(asked.decision, _no(asked))
+    actor.demand("approver", "deny anything")
+    asked = await decision_meant(actor, decision)
+    await _commit(
+        actor, asked, approvals.answer_decision(asked, "deny", actor.principal.name, actor.app.ids.make(), reason)
+    )
+    return DecisionResult(asked.decision, _describe_no(asked))
 
 
 class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -503,7 +519,7 @@ class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def approve_with(
-    desk: Desk,
+    actor: Actor,
     decision: DecisionName,
     *,
     edit: Annotated[dict[str, Any], Meta(description="Approve these arguments instead.")] | None = None,
@@ -513,9 +529,9 @@ async def approve_with(
     reason: Reason = "",
 ) -> DecisionResult:
     """Approve a decision: as it is, with other arguments, always, or with a higher cap."""
-    desk.demand("approver", "approve anything")
+    actor.demand("approver", "approve anything")
     rule = always or AlwaysRule()
-    answer = ApprovalTerms(
+    terms = ApprovalTerms(
         edit=None if edit is None else arguments(_json(edit), ""),
         always=always is not None,
         match=rule.match,
@@ -525,130 +541,132 @@ async def approve_with(
         digest=digest,
         reason=reason,
     )
-    return await approve(desk, decision, answer)
+    return await approve(actor, decision, terms)
 
 
 def _json(value: dict[str, Any]) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        wrong(f"The arguments cannot be written as JSON: {error}.")
+        fail_invalid(f"The arguments cannot be written as JSON: {error}.")
 
 
 def arguments(data: bytes, where: str) -> bytes:
     """Check arguments that replace the model's: a JSON object that fits into one row."""
     if len(data) > BLOB_THRESHOLD:
-        wrong(f"The arguments{where} are too long: {BLOB_THRESHOLD:,} bytes are the most.")
+        fail_invalid(f"The arguments{where} are too long: {BLOB_THRESHOLD:,} bytes are the most.")
     try:
         msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        wrong(f'The arguments{where} are no JSON object ({error}): write them like {{"to": "bob"}}.')
+        fail_invalid(f'The arguments{where} are no JSON object ({error}): write them like {{"to": "bob"}}.')
     return data
 
 
-async def _yes(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> tuple[Write, DecisionResult]:
-    by, key = desk.who.name, desk.app.ids.new()
-    if answer.cap is not None or asked.about == "cap_raise":
-        return await _with_more_money(desk, asked, answer, key)
-    if asked.about != "approval" and (answer.edit is not None or answer.always):
-        wrong(f"{asked.decision} is no call that waits for approval: say yes or no to it, and nothing else.")
-    if answer.edit is not None:
-        _refuse_secrets(desk, answer.edit)
-        write = approvals.approve_edited(asked, answer.edit, by, key, answer.reason)
-        return write, DecisionResult(asked.decision, f"Approved with your arguments: {_call(asked)}.")
-    if answer.always:
-        return _always(desk, asked, answer, key)
-    return approvals.answer_decision(asked, "approve", by, key, answer.reason), DecisionResult(
-        asked.decision, _plain_yes(asked)
+async def _approve_once(actor: Actor, decision: WaitingDecision, terms: ApprovalTerms) -> tuple[Write, DecisionResult]:
+    by, key = actor.principal.name, actor.app.ids.make()
+    if terms.cap is not None or decision.about == "cap_raise":
+        return await _approve_with_cap(actor, decision, terms, key)
+    if decision.about != "approval" and (terms.edit is not None or terms.always):
+        fail_invalid(f"{decision.decision} is no call that waits for approval: say yes or no to it, and nothing else.")
+    if terms.edit is not None:
+        _reject_secrets(actor, terms.edit)
+        write = approvals.approve_edited(decision, terms.edit, by, key, terms.reason)
+        return write, DecisionResult(decision.decision, f"Approved with your arguments: {_call(decision)}.")
+    if terms.always:
+        return _approve_always(actor, decision, terms, key)
+    return approvals.answer_decision(decision, "approve", by, key, terms.reason), DecisionResult(
+        decision.decision, _describe_yes(decision)
     )
 
 
-def _always(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms, key: str) -> tuple[Write, DecisionResult]:
-    rule = rule_for(asked, desk.app.ids.new(), answer.match, answer.scope, answer.lasts)
+def _approve_always(
+    actor: Actor, decision: WaitingDecision, terms: ApprovalTerms, key: str
+) -> tuple[Write, DecisionResult]:
+    rule = rule_for(decision, actor.app.ids.make(), terms.match, terms.scope, terms.lasts)
     if rule.scope == "fleet":
-        desk.demand_all("say always for every agent")
-    where = {"session": "in this session", "agent": f"of {asked.agent}", "fleet": "of every agent"}[rule.scope]
+        actor.require_all_agents("say always for every agent")
+    where = {"session": "in this session", "agent": f"of {decision.agent}", "fleet": "of every agent"}[rule.scope]
     sentence = (
-        f"Approved: {_call(asked)}. From now on {asked.name} {where} is not asked about "
+        f"Approved: {_call(decision)}. From now on {decision.name} {where} is not asked about "
         f"{describe_matcher(rule.matcher)}, for {format_duration(rule.expires_in)}. "
         f"Take it back with: halter rules end {rule.id}"
     )
-    return approvals.approve_always(asked, rule, desk.who.name, key, answer.reason), DecisionResult(
-        asked.decision, sentence, rule.id
+    return approvals.approve_always(decision, rule, actor.principal.name, key, terms.reason), DecisionResult(
+        decision.decision, sentence, rule.id
     )
 
 
-async def _with_more_money(
-    desk: Desk, asked: WaitingDecision, answer: ApprovalTerms, key: str
+async def _approve_with_cap(
+    actor: Actor, decision: WaitingDecision, terms: ApprovalTerms, key: str
 ) -> tuple[Write, DecisionResult]:
-    if asked.about != "cap_raise":
-        wrong(f"{asked.decision} is not about a cap: approve it without --cap.")
-    if answer.cap is None or answer.edit is not None or answer.always:
-        wrong(f"{asked.subject} has come to its cap: say how high it may be, as in --cap 2.50.")
-    (cap,) = answer.cap
-    refuse_no_raise(asked, cap)
-    await refuse_beyond_carved(desk, asked.subject, cap)
-    account = Account(asked.subject, "", "usd")
-    write = approvals.raise_cap(asked, account, cap, desk.who.name, key, answer.reason)
+    if decision.about != "cap_raise":
+        fail_invalid(f"{decision.decision} is not about a cap: approve it without --cap.")
+    if terms.cap is None or terms.edit is not None or terms.always:
+        fail_invalid(f"{decision.subject} has come to its cap: say how high it may be, as in --cap 2.50.")
+    (cap,) = terms.cap
+    reject_no_raise(decision, cap)
+    await reject_beyond_carved(actor, decision.subject, cap)
+    account = Account(decision.subject, "", "usd")
+    write = approvals.raise_cap(decision, account, cap, actor.principal.name, key, terms.reason)
     limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
-    return write, DecisionResult(asked.decision, f"{asked.subject} has {limit} now, and the session goes on.")
+    return write, DecisionResult(decision.decision, f"{decision.subject} has {limit} now, and the session goes on.")
 
 
-def _refuse_secrets(desk: Desk, given: bytes) -> None:
+def _reject_secrets(actor: Actor, given: bytes) -> None:
     """Refuse a secret in plain text: the journal would keep it."""
-    secrets = read_environment_secrets(desk.app.environ)
+    secrets = read_environment_secrets(actor.app.environ)
     known = {name: secrets.value(name) for name in secrets.names()}
     text = from_body(given)
-    if Redactor(known, desk.app.environ).redact(text) != text:
-        refused("The arguments hold a secret in plain text: write ${secret:NAME} instead.")
+    if Redactor(known, actor.app.environ).redact(text) != text:
+        fail_conflict("The arguments hold a secret in plain text: write ${secret:NAME} instead.")
 
 
-def _plain_yes(asked: WaitingDecision) -> str:
-    match asked.about:
+def _describe_yes(decision: WaitingDecision) -> str:
+    match decision.about:
         case "unknown_call":
-            return f"Noted: {asked.name} was done ({asked.subject}). It is not done again."
+            return f"Noted: {decision.name} was done ({decision.subject}). It is not done again."
         case "changed_tool":
-            return f"{asked.name} of {asked.agent} may be used as it is now."
+            return f"{decision.name} of {decision.agent} may be used as it is now."
         case "changed_server":
-            return f"The tools of {asked.name} that were shown may be used by {asked.agent}, as they are now."
+            return f"The tools of {decision.name} that were shown may be used by {decision.agent}, as they are now."
         case "schedule":
             return (
-                f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}. "
-                f"It runs only while `halter up`, `halter serve` or a worker runs {asked.agent}."
+                f"{decision.subject} is planned, as it was shown: look at halter schedules {decision.agent}. "
+                f"It runs only while `halter up`, `halter serve` or a worker runs {decision.agent}."
             )
         case "proposal":
-            return f"Kept: {asked.name} {asked.subject}. Later sessions of {asked.agent} are told of it."
+            return f"Kept: {decision.name} {decision.subject}. Later sessions of {decision.agent} are told of it."
         case _:
-            return f"Approved: {_call(asked)}."
+            return f"Approved: {_call(decision)}."
 
 
-def _no(asked: WaitingDecision) -> str:
-    match asked.about:
+def _describe_no(decision: WaitingDecision) -> str:
+    match decision.about:
         case "unknown_call":
-            return f"Noted: {asked.name} was not done ({asked.subject}). It is tried anew."
+            return f"Noted: {decision.name} was not done ({decision.subject}). It is tried anew."
         case "changed_tool":
-            return f"{asked.name} of {asked.agent} stays out of use."
+            return f"{decision.name} of {decision.agent} stays out of use."
         case "changed_server":
-            return f"The tools of {asked.name} that were shown stay out of use for {asked.agent}."
+            return f"The tools of {decision.name} that were shown stay out of use for {decision.agent}."
         case "schedule":
-            return f"Denied: {asked.subject} is not planned."
+            return f"Denied: {decision.subject} is not planned."
         case "proposal":
-            return f"Dismissed: {asked.name} {asked.subject}."
+            return f"Dismissed: {decision.name} {decision.subject}."
         case "cap_raise":
-            return f"Denied: {asked.subject} keeps its cap, and the session ends."
+            return f"Denied: {decision.subject} keeps its cap, and the session ends."
         case _:
-            return f"Denied: {_call(asked)}."
+            return f"Denied: {_call(decision)}."
 
 
-def _call(asked: WaitingDecision) -> str:
-    return f"{asked.name} of {asked.agent}, session {asked.session}"
+def _call(decision: WaitingDecision) -> str:
+    return f"{decision.name} of {decision.agent}, session {decision.session}"
 
 
-async def _commit(desk: Desk, asked: WaitingDecision, write: Write) -> bool:
+async def _commit(actor: Actor, decision: WaitingDecision, write: Write) -> bool:
     """Write an answer; returns whether it waits for another person's."""
-    events = (await desk.app.store.commit(write)).events
+    events = (await actor.app.store.commit(write)).events
     if not events:
-        refused(f"{asked.decision} was decided by another person, or has expired, in the meantime.")
+        fail_conflict(f"{decision.decision} was decided by another person, or has expired, in the meantime.")
     return isinstance(events[0].event, ApprovalGiven)
 
 
@@ -657,27 +675,29 @@ RuleName = Annotated[
 ]
 
 
-async def rules(desk: Desk) -> Sequence[RuleRow]:
+async def rules(actor: Actor) -> Sequence[RuleRow]:
     """List standing rules, including those that are over.
 
     A rule for every agent is shown to everyone.
     """
-    rows = await desk.app.store.ask(Query("all_rules", RuleRow))
-    if not desk.who.agents:
+    rows = await actor.app.store.ask(Query("all_rules", RuleRow))
+    if not actor.principal.agents:
         return rows
-    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await _agent(desk, row))]
+    return [row for row in rows if row.scope == "fleet" or actor.principal.can_see(await _agent(actor, row))]
 
 
-async def _agent(desk: Desk, row: RuleRow) -> str:
-    return (await desk.agent_of(f"session:{row.owner}") or "") if row.scope == "session" else row.owner
+async def _agent(actor: Actor, row: RuleRow) -> str:
+    return (await actor.agent_of(f"session:{row.owner}") or "") if row.scope == "session" else row.owner
 
 
-async def end(desk: Desk, rule: RuleName, reason: Reason = "") -> Done:
+async def end(actor: Actor, rule: RuleName, reason: Reason = "") -> Done:
     """End a standing rule: from now on such calls are asked about again."""
-    desk.demand("operator", "end a rule")
-    row = desk.meant([(row.rule, row) for row in await rules(desk)], rule, "rule", "halter rules")
+    actor.demand("operator", "end a rule")
+    row = actor.resolve([(row.rule, row) for row in await rules(actor)], rule, "rule", "halter rules")
     if row.scope == "fleet":
-        desk.demand_all("end a rule for every agent")
-    if not (await desk.app.store.commit(end_rule(row.rule, desk.who.name, desk.app.ids.new(), reason))).events:
-        refused(f"The rule {row.rule} is over already.")
+        actor.require_all_agents("end a rule for every agent")
+    if not (
+        await actor.app.store.commit(end_rule(row.rule, actor.principal.name, actor.app.ids.make(), reason))
+    ).events:
+        fail_conflict(f"The rule {row.rule} is over already.")
     return Done(row.rule, f"The rule {row.rule} is over: {row.tool} is asked about again.")

@@ -10,7 +10,7 @@ from halter.core.money import Caps
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.tools import ProviderTool
-from halter.operations.desk import Agent, Desk
+from halter.operations.desk import Actor, Agent
 
 
 class _Mind(msgspec.Struct, frozen=True):
@@ -78,12 +78,12 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     timeout: int
 
 
-async def read_definition(desk: Desk, agent: Agent) -> AgentDefinition | None:
+async def read_definition(actor: Actor, agent: Agent) -> AgentDefinition | None:
     """Show the definition of an agent's newest session; None where there is none, or it was erased."""
-    desk.demand_agent(agent)
-    for row in await desk.app.store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1})):
+    actor.require_agent(agent)
+    for row in await actor.app.store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1})):
         try:
-            found = msgspec.json.decode(await desk.app.store.get(Digest(row.definition)), type=_Definition)
+            found = msgspec.json.decode(await actor.app.store.get(Digest(row.definition)), type=_Definition)
         except (KeyError, ValueError, msgspec.MsgspecError):
             return None
         return _describe(row, found)

@@ -33,22 +33,22 @@ SCOPES: Final = ("agent:", "trigger:", "session:")
 T = TypeVar("T")
 
 
-class Who(msgspec.Struct, frozen=True):
+class Principal(msgspec.Struct, frozen=True):
     """A person or program; the name is recorded with everything they do. They see all agents, or only those named."""
 
     name: str
     role: Role = "admin"
     agents: tuple[str, ...] = ()
 
-    def may(self, role: Role) -> bool:
+    def has_role(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
 
-    def sees(self, agent: str) -> bool:
+    def can_see(self, agent: str) -> bool:
         return not self.agents or agent in self.agents
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Actor:
     """A person or program at an open store.
 
     `agents` are those whose folders are at hand. A person who types may abbreviate ids to an unambiguous beginning
@@ -57,42 +57,46 @@ class Desk:
     """
 
     app: Runtime
-    who: Who
+    principal: Principal
     short_ids: bool = False
     agents: "AgentFolders | None" = None
     option: str = ""
 
-    def demand_role(self, role: Role, what: str) -> None:
+    def require_role(self, role: Role, what: str) -> None:
         """Refuse a caller without the role."""
-        if not self.who.may(role):
-            raise NotDone(f"To {what} takes the role {role}, and {self.who.name} is {self.who.role}.", "forbidden")
+        if not self.principal.has_role(role):
+            raise NotDone(
+                f"To {what} takes the role {role}, and {self.principal.name} is {self.principal.role}.", "forbidden"
+            )
 
     def demand(self, role: Role, what: str) -> None:
         """Refuse a caller without the role, an agent, and a program that an agent started."""
-        if not may_decide(self.who.name):
-            raise NotDone(f"Only a person may {what}, and this was started by an agent ({self.who.name}).", "refused")
-        self.demand_role(role, what)
+        if not may_decide(self.principal.name):
+            raise NotDone(
+                f"Only a person may {what}, and this was started by an agent ({self.principal.name}).", "refused"
+            )
+        self.require_role(role, what)
 
-    def demand_all(self, what: str) -> None:
+    def require_all_agents(self, what: str) -> None:
         """Refuse a caller who sees only some agents."""
-        if self.who.agents:
-            raise NotDone(f"To {what} concerns every agent, and {self.who.name} sees only some.", "forbidden")
+        if self.principal.agents:
+            raise NotDone(f"To {what} concerns every agent, and {self.principal.name} sees only some.", "forbidden")
 
-    async def demand_scope(self, scope: str, what: str) -> None:
+    async def require_scope(self, scope: str, what: str) -> None:
         """Refuse a scope that is invalid or not theirs, and the whole fleet to a caller who sees only a part."""
         readable_scope(scope)
         kind, _, name = scope.partition(":")
         match kind:
             case "fleet":
-                self.demand_all(what)
+                self.require_all_agents(what)
             case "session":
-                if self.who.agents:
+                if self.principal.agents:
                     await self.session(name)
             case _:
-                self.demand_agent(name.partition("/")[0])
+                self.require_agent(name.partition("/")[0])
 
-    def demand_agent(self, agent: str) -> None:
-        if not self.who.sees(agent):
+    def require_agent(self, agent: str) -> None:
+        if not self.principal.can_see(agent):
             raise NotDone(f"There is no agent {agent!r}.", "missing")
 
     async def session(self, session: str) -> SessionRow:
@@ -100,7 +104,7 @@ class Desk:
         if self.short_ids:
             return await self._session_from(session)
         for row in await self.app.store.ask(Query("session", SessionRow, {"session": session})):
-            if row.started_at and self.who.sees(row.agent):
+            if row.started_at and self.principal.can_see(row.agent):
                 return row
         raise NotDone(f"There is no session {session!r}: look at `halter sessions`.", "missing")
 
@@ -108,26 +112,26 @@ class Desk:
         params = {"from": beginning, "to": f"{beginning}{LAST_CHARACTER}", "limit": MOST_NAMES + 1}
         found = [
             (row.session, row)
-            for name in self.who.agents or ("",)
+            for name in self.principal.agents or ("",)
             for row in await self.app.store.ask(Query("sessions_named", SessionRow, {**params, "agent": name}))
         ]
-        return self.meant(found, beginning, "session", "halter sessions")
+        return self.resolve(found, beginning, "session", "halter sessions")
 
-    def meant(self, found: Sequence[tuple[str, T]], wanted: str, what: str, listed_by: str) -> T:
+    def resolve(self, found: Sequence[tuple[str, T]], query: str, what: str, listed_by: str) -> T:
         """Find the one thing that an id names; refuse an id that is unknown or ambiguous.
 
         A whole id never names another that begins so: the one that was shown may be gone by now.
         """
-        some = [(name, each) for name, each in found if name == wanted or (name.startswith(wanted) and self.short_ids)]
-        exact = [(name, each) for name, each in some if name == wanted]
+        some = [(name, each) for name, each in found if name == query or (name.startswith(query) and self.short_ids)]
+        exact = [(name, each) for name, each in some if name == query]
         if len(exact or some) == 1:
             return (exact or some)[0][1]
         if not some:
             verb = "begins with" if self.short_ids else "is called"
-            raise NotDone(f"No {what} {verb} {wanted!r}: look at `{listed_by}`.", "missing")
+            raise NotDone(f"No {what} {verb} {query!r}: look at `{listed_by}`.", "missing")
         names = [name for name, _ in some]
         shown = ", ".join(names) if len(names) <= MOST_NAMES else f"more than {MOST_NAMES} of them"
-        raise NotDone(f"{wanted!r} could be any of {shown}.", "wrong")
+        raise NotDone(f"{query!r} could be any of {shown}.", "wrong")
 
     async def agent_of(self, scope: str) -> str | None:
         """Find the agent of a scope; None for the fleet, and for an unknown session."""
@@ -139,13 +143,13 @@ class Desk:
 
     async def sees_stream(self, stream: StreamId) -> bool:
         """Return whether they may read a stream. Events of the fleet are for those who see all agents."""
-        if not self.who.agents:
+        if not self.principal.agents:
             return True
         if stream.startswith("trigger:"):
-            return self.who.sees(stream.removeprefix("trigger:").partition("/")[0])
+            return self.principal.can_see(stream.removeprefix("trigger:").partition("/")[0])
         session = session_of(stream)
         rows = await self.app.store.ask(Query("session", SessionRow, {"session": session or ""}))
-        return any(self.who.sees(row.agent) for row in rows)
+        return any(self.principal.can_see(row.agent) for row in rows)
 
 
 def readable(text: str, what: str) -> str:
@@ -164,12 +168,12 @@ def readable_scope(scope: str) -> str:
 MOST_NAMES: Final = 20
 
 
-def wrong(sentence: str) -> NoReturn:
+def fail_invalid(sentence: str) -> NoReturn:
     """Refuse input that cannot be parsed."""
     raise NotDone(sentence, "wrong")
 
 
-def refused(sentence: str) -> NoReturn:
+def fail_conflict(sentence: str) -> NoReturn:
     """Refuse what cannot be done as things stand."""
     raise NotDone(sentence, "refused")
 
@@ -243,7 +247,7 @@ class Operation:
         return get_args(told)[0] if self.lines else told
 
     @property
-    def in_path(self) -> frozenset[str]:
+    def path_parameters(self) -> frozenset[str]:
         return frozenset(part.strip("{}").partition(":")[0] for part in self.path.split("/") if part.startswith("{"))
 
 

@@ -11,7 +11,7 @@ from halter.core.errors import NotDone
 from halter.core.events import ItemReleased
 from halter.core.ports import Query
 from halter.core.rows import ItemRow, TriggerRow, WorkerInfo, WorkerRow
-from halter.operations.desk import Agent, Desk, Done, Name, Reason, refused, wrong
+from halter.operations.desk import Actor, Agent, Done, Name, Reason, fail_conflict, fail_invalid
 from halter.runtime import triggers
 from halter.runtime.forecast import TriggerPlan, plan_triggers
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
@@ -24,38 +24,38 @@ TriggerName = Annotated[Name, Meta(description="A trigger's name within its agen
 ItemName = Annotated[Name, Meta(min_length=1, description="A document's name, or the beginning of its digest.")]
 
 
-async def plans(desk: Desk, agent: OfAgent = "") -> Sequence[TriggerPlan]:
+async def plans(actor: Actor, agent: OfAgent = "") -> Sequence[TriggerPlan]:
     """List schedules, watches and webhooks: their next and last run, and what waits."""
-    found = await plan_triggers(desk.app.store, desk.app.clock.now(), agent)
-    return [plan for plan in found if desk.who.sees(plan.agent)]
+    found = await plan_triggers(actor.app.store, actor.app.clock.now(), agent)
+    return [plan for plan in found if actor.principal.can_see(plan.agent)]
 
 
-async def end_trigger(desk: Desk, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
+async def end_trigger(actor: Actor, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
     """End a trigger: it starts nothing more."""
-    desk.demand("operator", "end a trigger")
+    actor.demand("operator", "end a trigger")
     trigger = f"{agent}/{name}"
-    row = await _trigger(desk, trigger)
+    row = await _trigger(actor, trigger)
     if row.made_by == triggers.FILE_ACTOR:
-        refused(f"{trigger} is in agent.yaml, and would come back: remove it there.")
-    committed = await desk.app.store.commit(triggers.end_trigger_row(row, desk.who.name, reason))
+        fail_conflict(f"{trigger} is in agent.yaml, and would come back: remove it there.")
+    committed = await actor.app.store.commit(triggers.end_trigger_row(row, actor.principal.name, reason))
     if row.ended_at is not None or not committed.events:
-        refused(f"{trigger} is over already.")
+        fail_conflict(f"{trigger} is over already.")
     return Done(trigger, f"{trigger} is cancelled: it starts nothing any more.")
 
 
-async def retry_item(desk: Desk, agent: Agent, name: TriggerName, item: ItemName) -> Done:
+async def retry_item(actor: Actor, agent: Agent, name: TriggerName, item: ItemName) -> Done:
     """Try a quarantined document again."""
-    desk.demand("operator", "try a document again")
+    actor.demand("operator", "try a document again")
     trigger = f"{agent}/{name}"
-    row = await _item(desk, trigger, item)
-    event = ItemReleased(trigger=trigger, item=row.item, by=desk.who.name)
-    await desk.app.store.commit(triggers.record_trigger_events(trigger, f"released/{desk.app.ids.new()}", event))
+    row = await _item(actor, trigger, item)
+    event = ItemReleased(trigger=trigger, item=row.item, by=actor.principal.name)
+    await actor.app.store.commit(triggers.record_trigger_events(trigger, f"released/{actor.app.ids.make()}", event))
     return Done(trigger, f"{trigger} tries {row.name} again.")
 
 
-async def _trigger(desk: Desk, trigger: str) -> TriggerRow:
-    rows = await desk.app.store.ask(Query("all_triggers", TriggerRow))
-    known = [row for row in rows if row.made_seq and desk.who.sees(row.agent)]
+async def _trigger(actor: Actor, trigger: str) -> TriggerRow:
+    rows = await actor.app.store.ask(Query("all_triggers", TriggerRow))
+    known = [row for row in rows if row.made_seq and actor.principal.can_see(row.agent)]
     for row in known:
         if row.trigger == trigger:
             return row
@@ -63,9 +63,9 @@ async def _trigger(desk: Desk, trigger: str) -> TriggerRow:
     raise NotDone(f"There is no trigger {trigger!r}; there are: {names}.", "missing")
 
 
-async def _item(desk: Desk, trigger: str, item: str) -> ItemRow:
-    await _trigger(desk, trigger)
-    rows = await desk.app.store.ask(Query("items_open", ItemRow, {"trigger": trigger}))
+async def _item(actor: Actor, trigger: str, item: str) -> ItemRow:
+    await _trigger(actor, trigger)
+    rows = await actor.app.store.ask(Query("items_open", ItemRow, {"trigger": trigger}))
     held = [row for row in rows if row.quarantined_at is not None]
     found = [row for row in held if row.name == item or row.item.startswith(item)]
     if len(found) == 1:
@@ -73,7 +73,7 @@ async def _item(desk: Desk, trigger: str, item: str) -> ItemRow:
     names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
     if not found:
         raise NotDone(f"No quarantined document is called {item!r}. Quarantined by {trigger}: {names}.", "missing")
-    return wrong(f"Several quarantined documents are called {item!r}. Quarantined by {trigger}: {names}.")
+    return fail_invalid(f"Several quarantined documents are called {item!r}. Quarantined by {trigger}: {names}.")
 
 
 SHOWN: Final = HOUR
@@ -111,25 +111,27 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-async def workers(desk: Desk, *, everything: Everything = False) -> Sequence[WorkerView]:
+async def workers(actor: Actor, *, everything: Everything = False) -> Sequence[WorkerView]:
     """List the processes that run agents: live ones first, then those that died within the hour, or all."""
-    now = desk.app.clock.now()
-    rows = await desk.app.store.ask(Query("all_workers", WorkerRow))
-    found = [_worker(desk, row, now) for row in rows if _theirs(desk, row.told())]
-    shown = [one for one in found if everything or one.alive or _lately(one, now)]
-    return sorted(shown, key=lambda one: (not one.alive, one.host, one.kind, one.since, one.worker))
+    now = actor.app.clock.now()
+    rows = await actor.app.store.ask(Query("all_workers", WorkerRow))
+    found = [_worker(actor, row, now) for row in rows if _theirs(actor, row.told())]
+    shown = [worker for worker in found if everything or worker.alive or _lately(worker, now)]
+    return sorted(shown, key=lambda worker: (not worker.alive, worker.host, worker.kind, worker.since, worker.worker))
 
 
-def _theirs(desk: Desk, about: WorkerInfo) -> bool:
+def _theirs(actor: Actor, about: WorkerInfo) -> bool:
     """Return whether they may see a worker. A process that only holds a conversation has no kind, and is not listed."""
-    return about.kind != "" and (not desk.who.agents or any(desk.who.sees(agent) for agent in about.agents))
+    return about.kind != "" and (
+        not actor.principal.agents or any(actor.principal.can_see(agent) for agent in about.agents)
+    )
 
 
-def _lately(one: WorkerView, now: int) -> bool:
-    return one.heard_at is not None and one.heard_at >= now - SHOWN
+def _lately(worker: WorkerView, now: int) -> bool:
+    return worker.heard_at is not None and worker.heard_at >= now - SHOWN
 
 
-def _worker(desk: Desk, row: WorkerRow, now: int) -> WorkerView:
+def _worker(actor: Actor, row: WorkerRow, now: int) -> WorkerView:
     about, alive = row.told(), row.alive(now)
     return WorkerView(
         worker=row.worker,
@@ -141,8 +143,12 @@ def _worker(desk: Desk, row: WorkerRow, now: int) -> WorkerView:
         health=health_of(row, now),
         alive=alive,
         heard_at=min(now, row.alive_until - DEFAULT_LEASE_DURATION) if row.alive_until else None,
-        agents={name: version[:SHORT_VERSION] for name, version in sorted(about.agents.items()) if desk.who.sees(name)},
-        waiting=[name for name in about.waiting if desk.who.sees(name)],
+        agents={
+            name: version[:SHORT_VERSION]
+            for name, version in sorted(about.agents.items())
+            if actor.principal.can_see(name)
+        },
+        waiting=[name for name in about.waiting if actor.principal.can_see(name)],
         concurrency=about.concurrency,
         awake=about.awake if alive else 0,
         residents=about.residents if alive else 0,

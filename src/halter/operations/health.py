@@ -32,7 +32,7 @@ from halter.core.text import format_count
 from halter.core.tools import Failed
 from halter.core.usage import ModelName, Unpriced
 from halter.dispatch.heartbeat import StoreClock
-from halter.operations.desk import Desk, Who
+from halter.operations.desk import Actor, Principal
 from halter.operations.fleet import WorkerView, workers
 from halter.present.events import format_moment
 from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
@@ -72,8 +72,8 @@ def combine_checks(name: str, checks: list[Check]) -> Check:
     """Merge checks of one thing: all findings that are not ok, or all of them."""
     for verdict in ("problem", "warning"):
         if any(each.verdict == verdict for each in checks):
-            told = " ".join(each.finding for each in checks if each.verdict != "ok")
-            return Check(name, verdict, told)
+            sentence = " ".join(each.finding for each in checks if each.verdict != "ok")
+            return Check(name, verdict, sentence)
     return pass_check(name, " ".join(each.finding for each in checks))
 
 
@@ -93,34 +93,34 @@ async def check_agent(
     from halter.config.resolve import resolve_agent
     from halter.runtime.runtime import use_local_policy
 
-    place = _place(folder)
+    path = _resolve_folder(folder)
     try:
-        agent = resolve_agent(fleet or use_local_policy(settings).fleet, read_agent(place), place)
+        agent = resolve_agent(fleet or use_local_policy(settings).fleet, read_agent(path), path)
     except ConfigError as error:
         yield fail_check(str(folder), str(error))
         return
     name = agent.policy.name
     yield _files(agent)
     for check in (
-        _roots(settings, place, name),
-        _check_trust(settings, place, name),
+        _roots(settings, path, name),
+        _check_trust(settings, path, name),
         await _models(agent, environ),
         _secrets(agent, environ),
-        _written_secrets(place, environ, name),
-        _provenance(agent, place, name),
+        _check_written_secrets(path, environ, name),
+        _provenance(agent, path, name),
     ):
         if check is not None:
             yield check
     if agent.pacing.sensors:
-        tried = [await _sensor(sensor, place) for sensor in agent.pacing.sensors]
+        tried = [await _sensor(sensor, path) for sensor in agent.pacing.sensors]
         yield combine_checks(f"{name} sensors", tried)
 
 
-def _place(folder: Path) -> Path:
+def _resolve_folder(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
 
 
-def _written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
+def _check_written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
     """Find secrets in an agent's own files. Halter masks them in its output, but they lie in the folder."""
     from halter.redaction.redact import Redactor
 
@@ -181,18 +181,18 @@ def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
 
 
 def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
-    from halter.runtime.assemble import demand_trusted
+    from halter.runtime.assemble import require_trusted
 
     try:
-        demand_trusted(settings, folder)
+        require_trusted(settings, folder)
     except ConfigError as error:
         return fail_check(f"{name} code", str(error))
     return None
 
 
 async def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    found = [await _model(name, agent, environ) for name in dict.fromkeys(agent.models())]
-    return combine_checks(f"{agent.policy.name} models", found) if found else None
+    checks = [await _model(name, agent, environ) for name in dict.fromkeys(agent.models())]
+    return combine_checks(f"{agent.policy.name} models", checks) if checks else None
 
 
 async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
@@ -208,7 +208,7 @@ async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) 
         return value
 
     try:
-        model = make_model(name, agent.mind.providers, key)
+        model = make_model(name, agent.model_settings.providers, key)
     except ConfigError as error:
         return fail_check(name, str(error))
     price = Prices(agent.policy.prices).find(model.name, model.base_url)
@@ -298,12 +298,12 @@ def check_prices(now: int) -> Check:
     table = distribution("genai-prices")
     since = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
     days = max(0, now // SECOND - int(since)) // 86_400
-    told = f"The bundled table of genai-prices {table.version} has been here for {days} days"
+    sentence = f"The bundled table of genai-prices {table.version} has been here for {days} days"
     if days > MAX_PRICES_AGE_DAYS:
         return warn_check(
-            "prices", f"{told}: look for a newer one (pip install -U genai-prices). Your configuration wins."
+            "prices", f"{sentence}: look for a newer one (pip install -U genai-prices). Your configuration wins."
         )
-    return pass_check("prices", f"{told}; your configuration wins.")
+    return pass_check("prices", f"{sentence}; your configuration wins.")
 
 
 def check_postgresql() -> Check:
@@ -382,7 +382,7 @@ class UnclaimedSessions(msgspec.Struct, frozen=True):
 
 async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
     now = app.clock.now()
-    found = await workers(Desk(app, Who(app.settings.person)))
+    found = await workers(Actor(app, Principal(app.settings.person)))
     late = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
     switches = await app.store.ask(Query("all_agents", AgentRow))
     off = {row.agent for row in switches if not row.switched_on}
@@ -404,27 +404,27 @@ def check_presence(found: Sequence[WorkerView], now: int, idle: Sequence[str] = 
 
     `idle` are agents and triggers that run only where a process does.
     """
-    alive = [one for one in found if one.alive]
-    ill = [f"{name_worker(one)}: {one.problem}" for one in alive if one.problem]
+    alive = [worker for worker in found if worker.alive]
+    ill = [f"{name_worker(worker)}: {worker.problem}" for worker in alive if worker.problem]
     if ill:
         return fail_check("workers", " ".join(ill))
-    hosts = ", ".join(f"{count} on {host}" for host, count in sorted(Counter(one.host for one in alive).items()))
-    told = f"{_processes(len(alive))} here: {hosts}." if alive else "No process runs agents here now."
-    gone = [f"{name_worker(one)} ({describe_last_heartbeat(one, now)})" for one in found if not one.alive]
+    hosts = ", ".join(f"{count} on {host}" for host, count in sorted(Counter(worker.host for worker in alive).items()))
+    sentence = f"{_processes(len(alive))} here: {hosts}." if alive else "No process runs agents here now."
+    gone = [f"{name_worker(worker)} ({describe_last_heartbeat(worker, now)})" for worker in found if not worker.alive]
     if gone:
         return warn_check(
             "workers",
-            f"{told} Lost within the hour: {', '.join(gone)}. Their sessions move to workers with the same agents. "
+            f"{sentence} Lost within the hour: {', '.join(gone)}. Their sessions move to workers with the same agents. "
             "Check their machines, and restart them.",
         )
     if idle and not alive:
         names = ", ".join(idle[:MAX_IDLE_NAMES]) + (", …" if len(idle) > MAX_IDLE_NAMES else "")
         return warn_check(
             "workers",
-            f"{told} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; nothing "
+            f"{sentence} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; nothing "
             "starts by itself until then.",
         )
-    return pass_check("workers", told)
+    return pass_check("workers", sentence)
 
 
 MAX_IDLE_NAMES: Final = 5
@@ -436,60 +436,64 @@ def _processes(count: int) -> str:
 
 def check_versions(found: Sequence[WorkerView]) -> Check | None:
     known: dict[str, set[str]] = {}
-    for one in found:
-        if one.alive:
-            known.setdefault(one.version, set()).add(one.host)
+    for worker in found:
+        if worker.alive:
+            known.setdefault(worker.version, set()).add(worker.host)
     if len(known) < 2:  # noqa: PLR2004  two are side by side
         return None
-    told = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
+    sentence = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
     return warn_check(
         "versions",
-        f"Workers run several versions of Halter ({told}). That is fine while you bring one machine after the other to "
+        f"Workers run several versions of Halter ({sentence}). That is fine while you bring one machine after the other to "
         "the newer one. If you are done, one was forgotten: install the newer one there, and start it again.",
     )
 
 
 def check_agent_files(found: Sequence[WorkerView]) -> Check | None:
     waiting = [
-        f"{name_worker(one)}: {describe_outdated_agents(one)}"
-        for one in found
-        if one.alive and describe_outdated_agents(one)
+        f"{name_worker(worker)}: {describe_outdated_agents(worker)}"
+        for worker in found
+        if worker.alive and describe_outdated_agents(worker)
     ]
     return warn_check("files", " ".join(waiting)) if waiting else None
 
 
 def check_due_sessions(late: Sequence[UnclaimedSessions], found: Sequence[WorkerView], now: int) -> Check:
     """Report sessions that have been due for more than a minute without a worker, and why."""
-    alive = [one for one in found if one.alive]
+    alive = [worker for worker in found if worker.alive]
     checks = [check for each in late if (check := _check_unclaimed(each, alive, now)) is not None]
     if not checks:
         return pass_check("due", "No due session waits for a worker.")
-    told = " ".join(check.finding for check in checks)
-    return fail_check("due", told) if any(check.verdict == "problem" for check in checks) else warn_check("due", told)
+    sentence = " ".join(check.finding for check in checks)
+    return (
+        fail_check("due", sentence)
+        if any(check.verdict == "problem" for check in checks)
+        else warn_check("due", sentence)
+    )
 
 
 def _check_unclaimed(late: UnclaimedSessions, alive: Collection[WorkerView], now: int) -> Check | None:
     since = "" if late.since is None else f" for {format_duration(now - late.since)}"
     have = "has" if late.sessions == 1 else "have"
     what = f"{late.agent} has {format_count(late.sessions, 'session')} that {have} been due{since}, and"
-    having = [one for one in alive if late.agent in one.agents]
-    taking = [one for one in having if one.health == "alive" and late.agent not in one.waiting]
+    having = [worker for worker in alive if late.agent in worker.agents]
+    taking = [worker for worker in having if worker.health == "alive" and late.agent not in worker.waiting]
     if not having:
-        told = (
+        sentence = (
             f"{what} no live process has its folder: give it to `halter up` or `halter worker`, or run "
             f"halter off {late.agent}."
         )
         # Before a start nothing runs, and that is nothing wrong.
-        return fail_check("due", told) if alive else warn_check("due", told)
+        return fail_check("due", sentence) if alive else warn_check("due", sentence)
     if not taking:
-        told = (
+        sentence = (
             f"{what} the workers with its folder wait for newer files, or are about to end "
             f"({', '.join(map(name_worker, having))}): update its folder there, and restart them."
         )
-        return fail_check("due", told)
-    if all(one.awake >= one.concurrency for one in taking):
-        told = f"{what} all workers with its folder are busy: start another worker, or raise --concurrency."
-        return warn_check("due", told)
+        return fail_check("due", sentence)
+    if all(worker.awake >= worker.concurrency for worker in taking):
+        sentence = f"{what} all workers with its folder are busy: start another worker, or raise --concurrency."
+        return warn_check("due", sentence)
     return None
 
 
@@ -500,7 +504,7 @@ async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> Asyn
     rows = await app.store.ask(Query("all_workers", WorkerRow))
     served = {name_queue(*each) for row in rows if row.alive(now) for each in row.told().agents.items()}
     pressed = await asyncio.to_thread(measure_pressure, app.settings.store)
-    kinds = [one.kind for one in found if one.alive]
+    kinds = [worker.kind for worker in found if worker.alive]
     # One more connection than it pools hears of new tickets.
     yield check_connections(pressed.most, pressed.used, kinds, STORE_CONNECTIONS + CONNECTIONS + 1)
     waiting = [each for each in pressed.queued if each.queue in served]
@@ -508,15 +512,15 @@ async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> Asyn
     yield check_queue(sum(each.jobs for each in waiting), max((each.age for each in waiting), default=0), orphaned)
 
 
-def check_connections(most: int, used: int, kinds: Sequence[str], each: int) -> Check:
+def check_connections(limit: int, used: int, kinds: Sequence[str], each: int) -> Check:
     needed = sum(each if kind == WORKER_KIND else STORE_CONNECTIONS for kind in kinds)
-    told = (
-        f"PostgreSQL has {most:,} connections for programs, of which {used:,} are in use; those who run agents here "
+    sentence = (
+        f"PostgreSQL has {limit:,} connections for programs, of which {used:,} are in use; those who run agents here "
         f"need up to {needed:,}, and each worker up to {each}"
     )
-    if needed > most or most - used < each:
-        return warn_check("connections", f"{told}: raise max_connections before you start another.")
-    return pass_check("connections", f"{told}.")
+    if needed > limit or limit - used < each:
+        return warn_check("connections", f"{sentence}: raise max_connections before you start another.")
+    return pass_check("connections", f"{sentence}.")
 
 
 def check_queue(waiting: int, age: int, orphaned: int) -> Check:
@@ -557,7 +561,7 @@ class StoreMeta(msgspec.Struct, frozen=True):
 async def check_store(app: Runtime) -> AsyncGenerator[Check]:
     from halter.journal.open import find_store_file
 
-    yield await _counts(app)
+    yield await _check_counts(app)
     path = find_store_file(app.settings.store)
     if path is not None:
         yield _file(path)
@@ -565,13 +569,13 @@ async def check_store(app: Runtime) -> AsyncGenerator[Check]:
     yield await _clock(app)
     yield _checkpoints(app)
     yield await _policy(app)
-    yield await _holds(app)
+    yield await _check_holds(app)
     yield await _switches(app)
     async for check in check_workers(app):
         yield check
 
 
-async def _counts(app: Runtime) -> Check:
+async def _check_counts(app: Runtime) -> Check:
     (counts,) = await app.store.ask(Query("counts", StoreCounts))
     meta = {row.name: row.value for row in await app.store.ask(Query("meta", StoreMeta))}
     held = f"{counts.events:,} events in {counts.streams:,} streams, {format_count(counts.sessions, 'session')}"
@@ -586,11 +590,11 @@ def _file(path: Path) -> Check:
         return fail_check("file", f"{path} is read-only: make it and its folder writable.")
     try:
         with closing(open_read_only(str(path))) as connection:
-            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            (text,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
-        said = str(error)
-    if said != "ok":
-        return fail_check("file", f"{path} is damaged ({said}): stop all agents, copy it, and restore a backup.")
+        text = str(error)
+    if text != "ok":
+        return fail_check("file", f"{path} is damaged ({text}): stop all agents, copy it, and restore a backup.")
     return pass_check("file", f"{path} can be written, and its pages are in order.")
 
 
@@ -599,12 +603,14 @@ def check_disk(folder: Path) -> Check:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return warn_check("disk", f"The disk of {folder} cannot be looked at ({error.strerror}).")
-    told = f"{free / (1 << 30):,.1f} GiB are free for {folder}"
+    sentence = f"{free / (1 << 30):,.1f} GiB are free for {folder}"
     if free < MIN_DISK_BYTES:
-        return fail_check("disk", f"Only {told}: make room, or nothing can be written down, and nothing will be done.")
+        return fail_check(
+            "disk", f"Only {sentence}: make room, or nothing can be written down, and nothing will be done."
+        )
     if free < WARN_DISK_BYTES:
-        return warn_check("disk", f"Only {told}: make room before a long night.")
-    return pass_check("disk", f"{told}.")
+        return warn_check("disk", f"Only {sentence}: make room before a long night.")
+    return pass_check("disk", f"{sentence}.")
 
 
 async def _clock(app: Runtime) -> Check:
@@ -647,12 +653,12 @@ async def _policy(app: Runtime) -> Check:
         return pass_check(
             "policy", "This store has no policy yet: the first halter.yaml that is used on it becomes its own."
         )
-    if told := found.told():
-        return warn_check("policy", told)
+    if sentence := found.describe_difference():
+        return warn_check("policy", sentence)
     return pass_check("policy", f"This store's policy was adopted by {found.row.by} on {format_moment(found.row.at)}.")
 
 
-async def _holds(app: Runtime) -> Check:
+async def _check_holds(app: Runtime) -> Check:
     holds = await app.store.ask(Query("holds", HoldRow))
     old = [hold for hold in holds if hold.at < app.clock.now() - MAX_HOLD_AGE]
     if old:
@@ -668,10 +674,10 @@ async def _holds(app: Runtime) -> Check:
 
 async def _switches(app: Runtime) -> Check:
     rows = await app.store.ask(Query("all_agents", AgentRow))
-    told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
+    sentences = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
     sessions = await app.store.ask(Query("sessions_under_way", SessionRow))
     left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
     if left:
         words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)
         return fail_check("autonomy", " ".join(words))
-    return pass_check("autonomy", f"{'; '.join(told)}." if told else "No agent has run by itself here.")
+    return pass_check("autonomy", f"{'; '.join(sentences)}." if sentences else "No agent has run by itself here.")

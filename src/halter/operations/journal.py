@@ -17,7 +17,7 @@ from halter.journal.rebuild import IntegrityReport
 from halter.journal.rebuild import rebuild as rebuild_tables
 from halter.journal.retention import Erasure
 from halter.journal.verify import verify as verify_store
-from halter.operations.desk import Desk, Name, Reason, Session, wrong
+from halter.operations.desk import Actor, Name, Reason, Session, fail_invalid
 from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -34,26 +34,28 @@ Sessions = Annotated[Sequence[Name], Meta(max_length=1000, description="The sess
 Messages = Annotated[bool, Meta(description="Messages outside of sessions, and answered questions.")]
 
 
-class Verified(IntegrityReport, frozen=True, kw_only=True):
+class VerifyResult(IntegrityReport, frozen=True, kw_only=True):
     """What verifying found, and whether the tables were rebuilt."""
 
     rebuilt: bool = False
 
 
-async def verify(desk: Desk, *, rebuild: Rebuild = False, progress: Progress = lambda _, __: None) -> Verified:
+async def verify(actor: Actor, *, rebuild: Rebuild = False, progress: Progress = lambda _, __: None) -> VerifyResult:
     """Find events that were edited, deleted, moved or repeated, and tables that disagree with the events."""
-    desk.demand_role("admin", "verify the journal")
-    desk.demand_all("verify the journal")
-    app = desk.app
-    trusted = trusted_keys(app)
+    actor.require_role("admin", "verify the journal")
+    actor.require_all_agents("verify the journal")
+    app = actor.app
+    trusted = read_trusted_keys(app)
     report = await verify_store(app.store, app.settings.checkpoints, trusted, progress)
-    if not rebuild or any(found.kind != "row" for found in report.findings):
-        return Verified(**asdict(report))
+    if not rebuild or any(finding.kind != "row" for finding in report.findings):
+        return VerifyResult(**asdict(report))
     await rebuild_tables(app.store)
-    return Verified(**asdict(await verify_store(app.store, app.settings.checkpoints, trusted, progress)), rebuilt=True)
+    return VerifyResult(
+        **asdict(await verify_store(app.store, app.settings.checkpoints, trusted, progress)), rebuilt=True
+    )
 
 
-def trusted_keys(app: Runtime) -> frozenset[str]:
+def read_trusted_keys(app: Runtime) -> frozenset[str]:
     """Read the public key beside the signing key; before the first checkpoint there is none."""
     try:
         path = public_key_path(app.settings.signing_key)
@@ -66,7 +68,7 @@ def trusted_keys(app: Runtime) -> frozenset[str]:
 
 
 async def erase(
-    desk: Desk,
+    actor: Actor,
     *,
     confirmed: Confirmed,
     sessions: Sessions = (),
@@ -75,13 +77,13 @@ async def erase(
     reason: Reason = "",
 ) -> Erasure:
     """Erase the bodies of sessions that have ended, for good. The facts and their chain stay."""
-    desk.demand("admin", "erase anything")
-    desk.demand_all("erase anything")
+    actor.demand("admin", "erase anything")
+    actor.require_all_agents("erase anything")
     if (bool(sessions), older_than_seconds is not None, messages).count(True) != 1:
-        wrong("Name either sessions, an age (older_than_seconds) or messages.")
+        fail_invalid("Name either sessions, an age (older_than_seconds) or messages.")
     if not confirmed:
-        wrong("This cannot be undone: confirm it with `confirmed: true`.")
-    store, by = desk.app.store, desk.who.name
+        fail_invalid("This cannot be undone: confirm it with `confirmed: true`.")
+    store, by = actor.app.store, actor.principal.name
     if older_than_seconds is not None:
         return await retention.erase_older_than(store, older_than_seconds * SECOND, by, reason or "retention")
     if messages:
@@ -89,19 +91,19 @@ async def erase(
     return await retention.erase_session_bodies(store, sessions, by, reason)
 
 
-async def sessions_below(desk: Desk, session: str) -> list[str]:
+async def sessions_below(actor: Actor, session: str) -> list[str]:
     """Find all descendants of a session that they may see."""
-    rows = await desk.app.store.ask(Query("children_of", SessionRow, {"session": session}))
-    seen = [row.session for row in rows if desk.who.sees(row.agent)]
-    return [name for each in seen for name in (each, *await sessions_below(desk, each))]
+    rows = await actor.app.store.ask(Query("children_of", SessionRow, {"session": session}))
+    seen = [row.session for row in rows if actor.principal.can_see(row.agent)]
+    return [name for each in seen for name in (each, *await sessions_below(actor, each))]
 
 
-async def export(desk: Desk, session: Session, *, children: Children = False) -> AsyncGenerator[Any]:
+async def export(actor: Actor, session: Session, *, children: Children = False) -> AsyncGenerator[Any]:
     """Export a session's journal, with its inbox and receipt, as JSON lines that anyone can check."""
-    whole = (await desk.session(session)).session
-    sessions = [whole, *(await sessions_below(desk, whole) if children else ())]
-    now = desk.app.clock.now()
-    for line in await desk.app.store.study(lambda view: _lines(view, sessions, now)):
+    whole = (await actor.session(session)).session
+    sessions = [whole, *(await sessions_below(actor, whole) if children else ())]
+    now = actor.app.clock.now()
+    for line in await actor.app.store.study(lambda view: _lines(view, sessions, now)):
         yield line
 
 

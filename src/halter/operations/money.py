@@ -35,8 +35,8 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
-from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Scope, readable, refused, wrong
-from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
+from halter.operations.desk import Actor, Dollars, Done, Name, Reason, Scope, fail_conflict, fail_invalid, readable
+from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
 
 Direction = Literal["raise", "lower"]
@@ -72,7 +72,7 @@ class _Sum(msgspec.Struct, frozen=True):
     output_tokens: int
     cache_read_tokens: int
 
-    def told(self) -> Spending:
+    def to_spending(self) -> Spending:
         facts = msgspec.structs.asdict(self)
         return Spending(spent_usd=micros_to_usd(facts.pop("usd")), **facts)
 
@@ -84,35 +84,35 @@ class Budgets(msgspec.Struct, frozen=True):
     last_day: Sequence[Spending]
 
 
-async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
+async def budgets(actor: Actor, *, everything: Everything = False) -> Budgets:
     """List current caps, or all that ever were, with what is spent and held against them."""
-    rows = await list_budgets(desk, everything=everything)
-    return Budgets(rows, await read_spending(desk, desk.app.clock.now() - DAY))
+    rows = await list_budgets(actor, everything=everything)
+    return Budgets(rows, await read_spending(actor, actor.app.clock.now() - DAY))
 
 
-async def list_budgets(desk: Desk, *, everything: bool = False) -> Sequence[Budget]:
+async def list_budgets(actor: Actor, *, everything: bool = False) -> Sequence[Budget]:
     """List current caps, or all that ever were, without what was spent on what."""
-    now = desk.app.clock.now()
-    rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
-    return await shown_budgets(desk.app.store, rows)
+    now = actor.app.clock.now()
+    rows = [row for row in await _list_visible(actor, everything=everything) if everything or is_current(row, now)]
+    return await render_budgets(actor.app.store, rows)
 
 
-async def read_spending(desk: Desk, since: int) -> Sequence[Spending]:
+async def read_spending(actor: Actor, since: int) -> Sequence[Spending]:
     """Read what was spent since a moment, by agent, purpose and name; the dearest first."""
-    spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
-    return [line.told() for line in spent if desk.who.sees(line.agent)]
+    spent = await actor.app.store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
+    return [line.to_spending() for line in spent if actor.principal.can_see(line.agent)]
 
 
-async def read_fleet_day(desk: Desk) -> tuple[Usd, Usd | None]:
+async def read_fleet_day(actor: Actor) -> tuple[Usd, Usd | None]:
     """Read what the fleet spent today, and its cap, also before anything was spent."""
-    now = desk.app.clock.now()
-    rows = [row for row in await read_current_budgets(desk.app.store, now, 0) if row.scope == "fleet"]
+    now = actor.app.clock.now()
+    rows = [row for row in await read_current_budgets(actor.app.store, now, 0) if row.scope == "fleet"]
     days = [row for row in rows if row.unit == "usd" and row.window.startswith("day/") and is_current(row, now)]
     if days:
         row = days[-1]
         return micros_to_usd(row.spent + row.held), None if row.cap is None else micros_to_usd(row.cap)
-    sessions = await desk.app.store.ask(Query("sessions", SessionRow, {"since": 1, "limit": 1}))
-    caps = await read_configured_caps(desk.app.store, sessions[0].definition) if sessions else None
+    sessions = await actor.app.store.ask(Query("sessions", SessionRow, {"since": 1, "limit": 1}))
+    caps = await read_configured_caps(actor.app.store, sessions[0].definition) if sessions else None
     cap = None if caps is None else next((cap.max_cost_usd for cap in caps.fleet if cap.per == "day"), None)
     return ZERO_USD, None if cap is None else micros_to_usd(cap)
 
@@ -135,75 +135,77 @@ class CapSet(Done, frozen=True):
 
 
 async def set_cap(
-    desk: Desk, direction: Way, scope: Scope, cap: Dollars, window: Window = "", reason: Reason = ""
+    actor: Actor, direction: Way, scope: Scope, cap: Dollars, window: Window = "", reason: Reason = ""
 ) -> CapSet:
     """Raise or lower a cap, for one window or for a session's whole life."""
-    desk.demand("operator", "change a cap")
+    actor.demand("operator", "change a cap")
     amount = amount_of(cap)
-    await desk.demand_scope(scope, "change the cap of the fleet")
-    _refuse_no_window(window)
-    now = desk.app.clock.now()
-    waiting = await list_pending_decisions(desk.app.store, now)
-    asking = [one for one in waiting if one.about == "cap_raise" and one.subject == scope]
-    row = _chosen(await _with_asked(desk, scope, asking), scope, window, now)
-    _refuse_wrong_direction(direction, row, amount)
+    await actor.require_scope(scope, "change the cap of the fleet")
+    _reject_no_window(window)
+    now = actor.app.clock.now()
+    waiting = await list_pending_decisions(actor.app.store, now)
+    asking = [decision for decision in waiting if decision.about == "cap_raise" and decision.subject == scope]
+    row = _choose_budget(await _list_with_requested(actor, scope, asking), scope, window, now)
+    _reject_wrong_direction(direction, row, amount)
     account = Account(row.scope, row.window, row.unit)
-    write = change_cap(account, amount, desk.who.name, desk.app.ids.new(), reason)
-    events = (await desk.app.store.commit(write)).events
+    write = change_cap(account, amount, actor.principal.name, actor.app.ids.make(), reason)
+    events = (await actor.app.store.commit(write)).events
     if not events:
-        refused(_carved(scope))
-    for one in asking if direction == "raise" and not account.window else ():
+        fail_conflict(_find_carved(scope))
+    for decision in asking if direction == "raise" and not account.window else ():
         # The raise itself lets the session continue, so the question is answered.
-        await desk.app.store.commit(answer_decision(one, "approve", desk.who.name, desk.app.ids.new(), reason))
+        await actor.app.store.commit(
+            answer_decision(decision, "approve", actor.principal.name, actor.app.ids.make(), reason)
+        )
     beyond = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
     cap_usd = None if amount is None else micros_to_usd(amount)
     limit = "no cap" if amount is None else f"a cap of {format_micros(amount)}"
     sentence = f"{scope} has {limit} now; the journal records it with your name."
-    return CapSet(scope, sentence, row.scope, row.window, cap_usd, desk.who.name, micros_to_usd(beyond), reason)
+    return CapSet(scope, sentence, row.scope, row.window, cap_usd, actor.principal.name, micros_to_usd(beyond), reason)
 
 
-async def _seen(desk: Desk, *, everything: bool = False) -> Sequence[BudgetRow]:
+async def _list_visible(actor: Actor, *, everything: bool = False) -> Sequence[BudgetRow]:
     """List the budgets that they may see. The fleet's is for those who see all agents."""
-    store, now = desk.app.store, desk.app.clock.now()
+    store, now = actor.app.store, actor.app.clock.now()
     rows = await (store.ask(Query("budgets", BudgetRow)) if everything else read_current_budgets(store, now))
-    return [row for row in rows if not desk.who.agents or await _is_theirs(desk, row.scope)]
+    return [row for row in rows if not actor.principal.agents or await _is_theirs(actor, row.scope)]
 
 
-async def _is_theirs(desk: Desk, scope: str) -> bool:
-    agent = await desk.agent_of(scope)
-    return agent is not None and desk.who.sees(agent)
+async def _is_theirs(actor: Actor, scope: str) -> bool:
+    agent = await actor.agent_of(scope)
+    return agent is not None and actor.principal.can_see(agent)
 
 
-async def _with_asked(desk: Desk, scope: str, asking: Sequence[PendingDecision]) -> Sequence[BudgetRow]:
+async def _list_with_requested(actor: Actor, scope: str, asking: Sequence[PendingDecision]) -> Sequence[BudgetRow]:
     """List the budgets of a scope; also that of a session which asks for more before anything was held for it.
 
     If there are none, return all others, for the error message.
     """
-    rows = await desk.app.store.ask(Query("budgets_of", BudgetRow, {"scope": scope}))
-    return rows or [BudgetRow(one.subject, "", "usd") for one in asking[:1]] or await _seen(desk)
+    rows = await actor.app.store.ask(Query("budgets_of", BudgetRow, {"scope": scope}))
+    return rows or [BudgetRow(decision.subject, "", "usd") for decision in asking[:1]] or await _list_visible(actor)
 
 
-def refuse_no_raise(asked: PendingDecision, cap: int | None) -> None:
+def reject_no_raise(decision: PendingDecision, cap: int | None) -> None:
     """Refuse a cap that is no higher than the one in the question, which its digest names."""
-    old = int(asked.digest.rpartition("=")[2])
+    old = int(decision.digest.rpartition("=")[2])
     if cap is not None and cap <= old:
-        wrong(f"The cap of {asked.subject} is {format_micros(old)} now: that would not raise it.")
+        fail_invalid(f"The cap of {decision.subject} is {format_micros(old)} now: that would not raise it.")
 
 
-def _carved(scope: str) -> str:
+def _find_carved(scope: str) -> str:
     return (
         f"{scope} is a sub-session: its cap was carved out of its parent's and cannot pass what was carved. "
         "Raise the cap of its parent; sub-sessions that begin after that can be given more."
     )
 
 
-async def refuse_beyond_carved(desk: Desk, scope: str, cap: int | None) -> None:
+async def reject_beyond_carved(actor: Actor, scope: str, cap: int | None) -> None:
     """Refuse to give a sub-session more than was carved out for it."""
     session = session_of(StreamId(scope)) or ""
-    holds = await desk.app.store.ask(Query("holds_of", HoldRow, {"session": session}))
+    holds = await actor.app.store.ask(Query("holds_of", HoldRow, {"session": session}))
     carved = [leg.amount for hold in holds if hold.hold == session for leg in hold.taken() if leg.unit == "usd"]
     if any(cap is None or cap > amount for amount in carved):
-        refused(_carved(scope))
+        fail_conflict(_find_carved(scope))
 
 
 def amount_of(text: str) -> int | None:
@@ -213,30 +215,30 @@ def amount_of(text: str) -> int | None:
     try:
         amount = usd_to_micros(text.lstrip("$"))
     except (ArithmeticError, ValueError):
-        wrong(f"{text!r} is not an amount: write dollars, as in 2.50, or none.")
+        fail_invalid(f"{text!r} is not an amount: write dollars, as in 2.50, or none.")
     if not 0 <= amount <= LARGEST:
-        wrong(f"A cap lies between nothing and {format_micros(LARGEST)}: {text} does not.")
+        fail_invalid(f"A cap lies between nothing and {format_micros(LARGEST)}: {text} does not.")
     return amount
 
 
-def _refuse_no_window(window: str) -> None:
+def _reject_no_window(window: str) -> None:
     try:
         window_end(readable(window, "a window"))
         known = not window.startswith(MINUTE_WINDOW)
     except (LookupError, OSError, OverflowError, ValueError):
         known = False
     if not known:
-        wrong(f"{window!r} is no window: write it like day/2026-11-15, hour/2026-11-15T09 or month/2026-11.")
+        fail_invalid(f"{window!r} is no window: write it like day/2026-11-15, hour/2026-11-15T09 or month/2026-11.")
 
 
-def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
+def _choose_budget(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
     known = [row for row in rows if row.scope == scope and row.unit == "usd"]
     found = [row for row in known if (row.window == window if window else is_current(row, now))]
     if len(found) == 1:
         return found[0]
     if not known and window:
         if (current := window_after(window, now)) != window:
-            wrong(f"{window} is not now, and a cap there would hold for nothing. Write --window {current}.")
+            fail_invalid(f"{window} is not now, and a cap there would hold for nothing. Write --window {current}.")
         return BudgetRow(scope, window, "usd")
     if not known and scope == FLEET:
         return BudgetRow(scope, window_at("day", now), "usd")
@@ -247,7 +249,7 @@ def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Bud
     if not found and (window in windows_now or (not window and len(windows_now) == 1)):
         return windows_now[window or next(iter(windows_now))]
     windows = ", ".join(each or "(no window)" for each in sorted(windows_now))
-    return wrong(f"{scope} has these windows: {windows}. Name one of them with --window.")
+    return fail_invalid(f"{scope} has these windows: {windows}. Name one of them with --window.")
 
 
 def _find_current_windows(known: Sequence[BudgetRow], now: int) -> Mapping[str, BudgetRow]:
@@ -265,14 +267,14 @@ def _find_current_windows(known: Sequence[BudgetRow], now: int) -> Mapping[str, 
     return found
 
 
-def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
+def _reject_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
     """Keep a typo from turning a raise into a cut, or a cut into a raise."""
     if row.cap_at == 0:
         return
     new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
     if new == old or (new > old) != (direction == "raise"):
         now = "none" if row.cap is None else format_micros(row.cap)
-        wrong(f"The cap of {row.scope} is {now} now: that would not {direction} it.")
+        fail_invalid(f"The cap of {row.scope} is {now} now: that would not {direction} it.")
 
 
 NONE_YET: Final = "This store has no policy yet: the first halter.yaml that is used on it becomes its policy."
@@ -290,15 +292,15 @@ class StorePolicy(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-async def show(desk: Desk) -> StorePolicy:
+async def show(actor: Actor) -> StorePolicy:
     """Show the policy that binds every process on the store, who adopted it, and when.
 
     Its content is for those who see all agents. Without a digest there is none.
     """
-    row = await read_stored_policy(desk.app.store)
+    row = await read_stored_policy(actor.app.store)
     if row is None:
         return StorePolicy({})
-    said: Mapping[str, Any] = {} if desk.who.agents else msgspec.json.decode(row.policy)
+    said: Mapping[str, Any] = {} if actor.principal.agents else msgspec.json.decode(row.policy)
     return StorePolicy(said, row.digest, row.by, row.at, row.number)
 
 
@@ -318,13 +320,13 @@ def differences(policy: StorePolicy, written: FleetConfig) -> Sequence[PolicyDif
     return sorted(found, key=lambda each: ORDER.index(each.how))
 
 
-async def apply(desk: Desk, policy: StorePolicy, written: FleetConfig, reason: str = "") -> FleetPolicyAdopted:
+async def apply(actor: Actor, policy: StorePolicy, written: FleetConfig, reason: str = "") -> FleetPolicyAdopted:
     """Make a file the store's policy, in place of the one that was shown."""
-    desk.demand("admin", "change the store's policy")
-    desk.demand_all("change the store's policy")
+    actor.demand("admin", "change the store's policy")
+    actor.require_all_agents("change the store's policy")
     loosens = tuple(each.key for each in differences(policy, written) if each.how == "looser")
-    event = make_adoption_event(written, desk.who.name, replaces=policy.digest, loosens=loosens, reason=reason)
-    events = (await desk.app.store.commit(adopt_policy(event, desk.app.ids.new()))).events
+    event = make_adoption_event(written, actor.principal.name, replaces=policy.digest, loosens=loosens, reason=reason)
+    events = (await actor.app.store.commit(adopt_policy(event, actor.app.ids.make()))).events
     if not events:
-        refused("The store's policy has changed meanwhile: look at it again with halter policy.")
+        fail_conflict("The store's policy has changed meanwhile: look at it again with halter policy.")
     return event

@@ -17,10 +17,22 @@ from halter.core.ports import Query, Store, Stored, parse_notification, read_bod
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutageRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
-from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
+from halter.operations.desk import (
+    LATEST,
+    Actor,
+    Agent,
+    Count,
+    Limit,
+    Moment,
+    Name,
+    Session,
+    Words,
+    fail_invalid,
+    readable,
+)
 from halter.operations.report import NightSummary, Report, ReportRows, read_night, read_report_rows
 from halter.operations.report import build_report as report_of
-from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
+from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.feed import serialize_event
 from halter.runtime.needs import Need, list_needs
 from halter.runtime.runtime import Runtime
@@ -95,7 +107,7 @@ class HotStateView(msgspec.Struct, frozen=True):
     facts: Mapping[str, FactView] = {}
 
 
-class Saw(msgspec.Struct, frozen=True):
+class HotStateShown(msgspec.Struct, frozen=True):
     """The hot state that a turn saw."""
 
     at: int
@@ -124,24 +136,24 @@ class _Kind(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
-async def session(desk: Desk, session: Session) -> SessionRow:
+async def session(actor: Actor, session: Session) -> SessionRow:
     """Show a session."""
-    return await desk.session(session)
+    return await actor.session(session)
 
 
 async def sessions(
-    desk: Desk, agent: Agent = "", state: InState = "", since: Moment = 0, limit: Limit = 50
+    actor: Actor, agent: Agent = "", state: InState = "", since: Moment = 0, limit: Limit = 50
 ) -> Sequence[SessionRow]:
     """List sessions, the newest first: all, or those of an agent, in a state, or begun since a moment."""
     if agent:
-        desk.demand_agent(readable(agent, "an agent"))
+        actor.require_agent(readable(agent, "an agent"))
     within = _read_state(state)
-    seen = (agent,) if agent or not desk.who.agents else desk.who.agents
-    rows = [row for name in seen for row in await _sessions(desk, name, within, max(1, since), limit)]
+    seen = (agent,) if agent or not actor.principal.agents else actor.principal.agents
+    rows = [row for name in seen for row in await _sessions(actor, name, within, max(1, since), limit)]
     return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
 
 
-async def _sessions(desk: Desk, agent: str, state: State | None, since: int, limit: int) -> Sequence[SessionRow]:
+async def _sessions(actor: Actor, agent: str, state: State | None, since: int, limit: int) -> Sequence[SessionRow]:
     """Ask by the index that fits: every answer costs what it shows, however long the past is."""
     if state is None:
         name = "sessions_of_agent_since" if agent else "sessions"
@@ -150,7 +162,7 @@ async def _sessions(desk: Desk, agent: str, state: State | None, since: int, lim
     else:
         name = "sessions_in_state"
     params = {"agent": agent, "state": state, "since": since, "limit": limit}
-    return await desk.app.store.ask(Query(name, SessionRow, params))
+    return await actor.app.store.ask(Query(name, SessionRow, params))
 
 
 def _read_state(typed: str) -> State | None:
@@ -158,20 +170,20 @@ def _read_state(typed: str) -> State | None:
     word = typed.strip().upper().replace(" ", "_").replace("-", "_")
     found = next((state for state in get_args(State) if state == word), None)
     if word and found is None:
-        wrong(f"{typed!r} is no state of a session: write one of {', '.join(map(str.lower, get_args(State)))}.")
+        fail_invalid(f"{typed!r} is no state of a session: write one of {', '.join(map(str.lower, get_args(State)))}.")
     return found
 
 
-async def session_budget(desk: Desk, session: str) -> Budget | None:
+async def session_budget(actor: Actor, session: str) -> Budget | None:
     """Show what a session spends of its cap; None before it spends anything."""
     params = {"scope": f"session:{session}", "window": "", "unit": "usd"}
-    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
-    return next(iter(await shown_budgets(desk.app.store, rows)), None)
+    rows = await actor.app.store.ask(Query("budget", BudgetRow, params))
+    return next(iter(await render_budgets(actor.app.store, rows)), None)
 
 
-async def session_spent(desk: Desk, session: str) -> Usd:
+async def session_spent(actor: Actor, session: str) -> Usd:
     params = {"scope": f"session:{session}", "window": "", "unit": "usd"}
-    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
+    rows = await actor.app.store.ask(Query("budget", BudgetRow, params))
     return micros_to_usd(rows[0].spent) if rows else ZERO_USD
 
 
@@ -190,10 +202,10 @@ class _WorkKind(msgspec.Struct, frozen=True):
     seq: int
 
 
-async def count_work(desk: Desk, session: str, so_far: WorkDone) -> WorkDone:
+async def count_work(actor: Actor, session: str, so_far: WorkDone) -> WorkDone:
     """Count a session's turns, calls and refusals: all of them at first, and later only those that are new."""
     params = {"stream": session_stream(session), "after": so_far.seq}
-    rows = await desk.app.store.ask(Query("work_done", _WorkKind, params))
+    rows = await actor.app.store.ask(Query("work_done", _WorkKind, params))
     new = {row.kind: row.count for row in rows}
     return WorkDone(
         so_far.turns + new.get("turn_started", 0),
@@ -203,22 +215,22 @@ async def count_work(desk: Desk, session: str, so_far: WorkDone) -> WorkDone:
     )
 
 
-async def session_tokens(desk: Desk, session: str) -> int:
+async def session_tokens(actor: Actor, session: str) -> int:
     """Show how many tokens a session used in its whole life, without those that a provider had cached."""
     params = {"scope": f"session:{session}", "window": "", "unit": "tokens"}
-    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
+    rows = await actor.app.store.ask(Query("budget", BudgetRow, params))
     return rows[0].spent if rows else 0
 
 
-async def session_title(desk: Desk, row: SessionRow) -> str:
+async def session_title(actor: Actor, row: SessionRow) -> str:
     """Name a session by its document and the first line of its task, or by what started it.
 
     The runs of a watch all have the same task: their documents tell them apart.
     """
-    of = await desk.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
+    of = await actor.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
     document = f"{to_one_line(of[0].name)}: " if of else ""
-    for stored in await desk.app.store.read(session_stream(row.session), 0, 1):
-        words = from_body(await read_body(desk.app.store, stored)).strip()
+    for stored in await actor.app.store.read(session_stream(row.session), 0, 1):
+        words = from_body(await read_body(actor.app.store, stored)).strip()
         if words:
             return shorten(f"{document}{to_one_line(words.splitlines()[0])}", TITLE)
     if row.kind == "autonomous":
@@ -229,9 +241,9 @@ async def session_title(desk: Desk, row: SessionRow) -> str:
 TITLE: Final = 90
 
 
-async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
-    rows = await desk.app.store.ask(Query("sessions_under_way", SessionRow))
-    return [row for row in rows if desk.who.sees(row.agent)]
+async def sessions_under_way(actor: Actor) -> Sequence[SessionRow]:
+    rows = await actor.app.store.ask(Query("sessions_under_way", SessionRow))
+    return [row for row in rows if actor.principal.can_see(row.agent)]
 
 
 async def agents_seen(store: Store) -> frozenset[str]:
@@ -243,30 +255,30 @@ class _Agent(msgspec.Struct, frozen=True):
 
 
 async def event_objects(
-    desk: Desk, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
+    actor: Actor, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
 ) -> Sequence[dict[str, Any]]:
     """Read the events of a session, or of its inbox, in order; page on by the last `seq`."""
-    return [serialize_event(stored) for stored in await events(desk, session, after, limit, inbox=inbox)]
+    return [serialize_event(stored) for stored in await events(actor, session, after, limit, inbox=inbox)]
 
 
 async def events(
-    desk: Desk, session: str, after: int = 0, limit: int = PAGE, *, inbox: bool = False
+    actor: Actor, session: str, after: int = 0, limit: int = PAGE, *, inbox: bool = False
 ) -> Sequence[Stored]:
-    row = await desk.session(session)
+    row = await actor.session(session)
     stream = inbox_stream(row.session) if inbox else session_stream(row.session)
-    return await desk.app.store.read(stream, after, limit)
+    return await actor.app.store.read(stream, after, limit)
 
 
-async def newest_events(desk: Desk, session: str, count: int = PAGE) -> Sequence[Stored]:
-    row = await desk.session(session)
+async def newest_events(actor: Actor, session: str, count: int = PAGE) -> Sequence[Stored]:
+    row = await actor.session(session)
     stream = session_stream(row.session)
-    head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
-    found: list[Stored] = []
+    head = next(iter(await actor.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
+    events: list[Stored] = []
     after = max(0, head - count)
-    while page := await desk.app.store.read(stream, after, PAGE):
-        found += page
+    while page := await actor.app.store.read(stream, after, PAGE):
+        events += page
         after = page[-1].seq
-    return found
+    return events
 
 
 class TimedEvent(msgspec.Struct, frozen=True):
@@ -287,12 +299,12 @@ MOST_SEARCHED: Final = 20_000
 """How many of a session's newest events are searched for its work: one that mostly skips its turns has many."""
 
 
-async def work_events(desk: Desk, session: str, limit: int) -> Sequence[TimedEvent]:
+async def work_events(actor: Actor, session: str, limit: int) -> Sequence[TimedEvent]:
     """Read the newest turns, requests, calls and brakes of a session, the oldest first."""
-    stream = session_stream((await desk.session(session)).session)
-    head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
+    stream = session_stream((await actor.session(session)).session)
+    head = next(iter(await actor.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
     params = {"stream": stream, "after": max(0, head - MOST_SEARCHED), "limit": limit}
-    found = await desk.app.store.ask(Query("work_events", _Work, params))
+    found = await actor.app.store.ask(Query("work_events", _Work, params))
     return [TimedEvent(each.at, decode(each.kind, each.version, each.facts)) for each in reversed(found)]
 
 
@@ -300,69 +312,71 @@ class _Head(msgspec.Struct, frozen=True):
     head: int
 
 
-async def all_events(app: Runtime, stream: StreamId) -> list[Stored]:
-    found: list[Stored] = []
-    while page := await app.store.read(stream, after=len(found), limit=PAGE):
-        found += page
-    return found
+async def read_all_events(app: Runtime, stream: StreamId) -> list[Stored]:
+    events: list[Stored] = []
+    while page := await app.store.read(stream, after=len(events), limit=PAGE):
+        events += page
+    return events
 
 
-async def receipt(desk: Desk, session: Session) -> Receipt:
+async def receipt(actor: Actor, session: Session) -> Receipt:
     """Make the receipt of a session."""
-    name = (await desk.session(session)).session
-    inbox = await all_events(desk.app, inbox_stream(name))
-    return receipt_of(await all_events(desk.app, session_stream(name)), inbox)
+    name = (await actor.session(session)).session
+    inbox = await read_all_events(actor.app, inbox_stream(name))
+    return receipt_of(await read_all_events(actor.app, session_stream(name)), inbox)
 
 
-async def turns(desk: Desk, session: Session) -> Sequence[TurnLine]:
+async def turns(actor: Actor, session: Session) -> Sequence[TurnLine]:
     """List the turns of a session."""
-    return (await receipt(desk, session)).turns
+    return (await receipt(actor, session)).turns
 
 
-async def report(desk: Desk, since: Moment = 0) -> Report:
+async def report(actor: Actor, since: Moment = 0) -> Report:
     """Report what happened since a moment (default: in the last day), and what needs a person."""
-    return report_of(await report_rows(desk, since or max(0, desk.app.clock.now() - DAY)))
+    return report_of(await report_rows(actor, since or max(0, actor.app.clock.now() - DAY)))
 
 
-async def report_rows(desk: Desk, since: int) -> ReportRows:
+async def report_rows(actor: Actor, since: int) -> ReportRows:
     """Read what a report is made of, as far as they may see it."""
-    found = await read_report_rows(desk.app.store, since, desk.app.clock.now())
-    return found if not desk.who.agents else _theirs(desk, found)
+    found = await read_report_rows(actor.app.store, since, actor.app.clock.now())
+    return found if not actor.principal.agents else _theirs(actor, found)
 
 
-async def night(desk: Desk, since: int, limit: int) -> NightSummary:
+async def summarise_night(actor: Actor, since: int, limit: int) -> NightSummary:
     """Read what happened since a moment, summed up, as far as they may see it."""
-    found, sees = await read_night(desk.app.store, since, limit), desk.who.sees
+    found, sees = await read_night(actor.app.store, since, limit), actor.principal.can_see
     return msgspec.structs.replace(
         found,
         ends=[row for row in found.ends if sees(row.agent)],
         answers=[row for row in found.answers if sees(row.agent)],
-        halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
-        left=[row for row in found.left if sees(_of(row.trigger))],
+        halts=[row for row in found.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
+        left=[row for row in found.left if sees(_find_agent(row.trigger))],
         undelivered=[row for row in found.undelivered if sees(row.agent)],
     )
 
 
-async def needs(desk: Desk) -> Sequence[Need]:
+async def read_needs(actor: Actor) -> Sequence[Need]:
     """List everything that waits for a person. What is over is not read."""
-    return [*list_needs(await report_rows(desk, desk.app.clock.now()))]
+    return [*list_needs(await report_rows(actor, actor.app.clock.now()))]
 
 
-def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
+def _theirs(actor: Actor, found: ReportRows) -> ReportRows:
     """Leave out agents that they do not see."""
-    sees = desk.who.sees
+    sees = actor.principal.can_see
     return msgspec.structs.replace(
         found,
         sessions=[row for row in found.sessions if sees(row.agent)],
-        happened=[each for each in found.happened if sees(_of(each.stream.removeprefix("trigger:")))],
-        left=[item for item in found.left if sees(_of(item.trigger))],
+        happened=[each for each in found.happened if sees(_find_agent(each.stream.removeprefix("trigger:")))],
+        left=[item for item in found.left if sees(_find_agent(item.trigger))],
         findings=[row for row in found.findings if sees(row.agent)],
         proposals=type(found.proposals)(),
         spent=[line for line in found.spent if sees(line.agent)],
-        budgets=[row for row in found.budgets if row.scope != "fleet" and sees(_of(row.scope.partition(":")[2]))],
-        waiting=[one for one in found.waiting if sees(one.agent)],
+        budgets=[
+            row for row in found.budgets if row.scope != "fleet" and sees(_find_agent(row.scope.partition(":")[2]))
+        ],
+        waiting=[decision for decision in found.waiting if sees(decision.agent)],
         decided=[row for row in found.decided if sees(row.agent)],
-        halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
+        halts=[row for row in found.halts if row.scope == "fleet" or sees(_find_agent(row.scope.partition(":")[2]))],
         undelivered=[row for row in found.undelivered if sees(row.agent)],
         outages=[row for row in found.outages if sees(row.agent)],
         stopped=[row for row in found.stopped if sees(row.agent)],
@@ -371,7 +385,7 @@ def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
     )
 
 
-def _of(trigger: str) -> str:
+def _find_agent(trigger: str) -> str:
     return trigger.partition("/")[0]
 
 
@@ -381,21 +395,21 @@ class _SeverityCount(msgspec.Struct, frozen=True):
     count: int
 
 
-async def count_urgent_findings(desk: Desk) -> int:
+async def count_urgent_findings(actor: Actor) -> int:
     """Count the findings of high or critical severity that wait for a verdict."""
-    rows = await desk.app.store.ask(Query("findings_undecided", _SeverityCount))
-    return sum(row.count for row in rows if row.severity in ("high", "critical") and desk.who.sees(row.agent))
+    rows = await actor.app.store.ask(Query("findings_undecided", _SeverityCount))
+    return sum(row.count for row in rows if row.severity in ("high", "critical") and actor.principal.can_see(row.agent))
 
 
-async def read_news(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
-    found = await desk.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
-    return [each for each in found if desk.who.sees(each.agent)]
+async def read_news(actor: Actor, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
+    found = await actor.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
+    return [each for each in found if actor.principal.can_see(each.agent)]
 
 
-async def hot_state(desk: Desk, session: Session) -> HotStateView:
+async def hot_state(actor: Actor, session: Session) -> HotStateView:
     """Show a session's hot state as last saved: at most a few seconds ago while its worker lives."""
-    row = await desk.session(session)
-    for kept in await desk.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
+    row = await actor.session(session)
+    for kept in await actor.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
         try:
             return HotStateView(kept.at, msgspec.json.decode(kept.data, type=dict[str, FactView]))
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -403,67 +417,71 @@ async def hot_state(desk: Desk, session: Session) -> HotStateView:
     return HotStateView()
 
 
-async def hot_state_history(desk: Desk, session: str, limit: int = CHANGES) -> Sequence[Saw]:
+async def hot_state_history(actor: Actor, session: str, limit: int = CHANGES) -> Sequence[HotStateShown]:
     """List the hot state that the newest turns saw, where it changed; the oldest first."""
-    found = await _of_kind(desk, (await desk.session(session)).session, "hot_state_seen", limit)
-    seen: list[Saw] = []
+    found = await _read_kind(actor, (await actor.session(session)).session, "hot_state_seen", limit)
+    seen: list[HotStateShown] = []
     for each in reversed(found):
         try:
-            seen.append(Saw(each.at, msgspec.json.decode(each.body or b"{}", type=dict[str, Any])))
+            seen.append(HotStateShown(each.at, msgspec.json.decode(each.body or b"{}", type=dict[str, Any])))
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
     return seen
 
 
-async def sensors(desk: Desk, session: str) -> Mapping[str, SensorChanged]:
+async def sensors(actor: Actor, session: str) -> Mapping[str, SensorChanged]:
     found: dict[str, SensorChanged] = {}
-    for each in await _of_kind(desk, (await desk.session(session)).session, SensorChanged.KIND, CHANGES):
+    for each in await _read_kind(actor, (await actor.session(session)).session, SensorChanged.KIND, CHANGES):
         event = decode(SensorChanged.KIND, each.version, each.facts)
         if isinstance(event, SensorChanged):
             found.setdefault(event.sensor, event)
     return found
 
 
-async def _of_kind(desk: Desk, session: str, kind: str, limit: int) -> Sequence[_Kind]:
+async def _read_kind(actor: Actor, session: str, kind: str, limit: int) -> Sequence[_Kind]:
     params = {"stream": session_stream(session), "kind": kind, "limit": limit}
-    return await desk.app.store.ask(Query("events_of_kind", _Kind, params))
+    return await actor.app.store.ask(Query("events_of_kind", _Kind, params))
 
 
-async def spending(desk: Desk, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[SpendingPart]:
+async def spending(actor: Actor, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[SpendingPart]:
     """Show what each agent spent between two moments, in equal parts; empty parts are left out."""
     if not 0 < parts <= MOST_PARTS or until <= since:
-        wrong(f"A period has 1 to {MOST_PARTS} parts, and ends after it begins.")
+        fail_invalid(f"A period has 1 to {MOST_PARTS} parts, and ends after it begins.")
     params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
-    found = await desk.app.store.ask(Query("spent_in_parts", _Sum, params))
-    return [SpendingPart(each.part, each.agent, micros_to_usd(each.usd)) for each in found if desk.who.sees(each.agent)]
+    found = await actor.app.store.ask(Query("spent_in_parts", _Sum, params))
+    return [
+        SpendingPart(each.part, each.agent, micros_to_usd(each.usd))
+        for each in found
+        if actor.principal.can_see(each.agent)
+    ]
 
 
-async def fleet(desk: Desk) -> Sequence[AgentLine]:
+async def fleet(actor: Actor) -> Sequence[AgentLine]:
     """Show every agent that was ever switched on or had a session."""
-    now = desk.app.clock.now()
-    switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
+    now = actor.app.clock.now()
+    switches = {row.agent: row for row in await actor.app.store.ask(Query("all_agents", AgentRow))}
     under_way: dict[str, list[SessionRow]] = {}
-    for row in await sessions_under_way(desk):
+    for row in await sessions_under_way(actor):
         under_way.setdefault(row.agent, []).append(row)
-    today = {row.scope: row for row in await read_current_budgets(desk.app.store, now) if _is_today(row, now)}
-    burn = {each.agent: each.spent_usd for each in await spending(desk, now - HOUR, now + 1, 1)}
-    halts = await desk.app.store.ask(Query("halts_standing", HaltRow))
+    today = {row.scope: row for row in await read_current_budgets(actor.app.store, now) if _is_today(row, now)}
+    burn = {each.agent: each.spent_usd for each in await spending(actor, now - HOUR, now + 1, 1)}
+    halts = await actor.app.store.ask(Query("halts_standing", HaltRow))
     halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
-    troubles = await _read_troubles(desk)
-    names = sorted(name for name in {*switches, *await agents_seen(desk.app.store)} if desk.who.sees(name))
+    troubles = await _read_troubles(actor)
+    names = sorted(name for name in {*switches, *await agents_seen(actor.app.store)} if actor.principal.can_see(name))
     lines = [
-        await _line(desk, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
+        await _line(actor, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
         for name in names
     ]
     return [msgspec.structs.replace(line, **troubles.get(line.agent, {})) for line in lines]
 
 
-async def _read_troubles(desk: Desk) -> Mapping[str, Mapping[str, Any]]:
+async def _read_troubles(actor: Actor) -> Mapping[str, Mapping[str, Any]]:
     """Say of each agent that is held up why, and whether it needs a person."""
     found: dict[str, Mapping[str, Any]] = {}
-    for outage in await desk.app.store.ask(Query("open_outages", OutageRow)):
+    for outage in await actor.app.store.ask(Query("open_outages", OutageRow)):
         found[outage.agent] = {"trouble": outage.sentence, "stopped": outage.trouble == "needs_person"}
-    for row in await desk.app.store.ask(Query("stopped_agents", SessionRow)):
+    for row in await actor.app.store.ask(Query("stopped_agents", SessionRow)):
         why = row.terminal_reason.replace("_", " ")
         found[row.agent] = {"trouble": f"{row.session} ended by itself: {why}", "stopped": True}
     return found
@@ -474,7 +492,7 @@ def _is_today(row: BudgetRow, now: int) -> bool:
 
 
 async def _line(
-    desk: Desk,
+    actor: Actor,
     name: str,
     switch: AgentRow | None,
     under_way: Sequence[SessionRow],
@@ -483,8 +501,8 @@ async def _line(
     halted: Mapping[str, str],
 ) -> AgentLine:
     own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
-    cap = await _configured_cap(desk, name, own) if budget is None else budget.cap
-    health: Mapping[str, SensorChanged] = {} if own is None else await sensors(desk, own.session)
+    cap = await _find_configured_cap(actor, name, own) if budget is None else budget.cap
+    health: Mapping[str, SensorChanged] = {} if own is None else await sensors(actor, own.session)
     scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")
     return AgentLine(
         agent=name,
@@ -503,11 +521,11 @@ async def _line(
     )
 
 
-async def _configured_cap(desk: Desk, agent: str, own: SessionRow | None) -> int | None:
+async def _find_configured_cap(actor: Actor, agent: str, own: SessionRow | None) -> int | None:
     """Find an agent's cap of a day before it spends anything: its newest session was defined with it."""
     params = {"agent": agent, "limit": 1}
-    rows = [own] if own else await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
-    caps = await read_configured_caps(desk.app.store, rows[0].definition) if rows else None
+    rows = [own] if own else await actor.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    caps = await read_configured_caps(actor.app.store, rows[0].definition) if rows else None
     return None if caps is None else next((cap.max_cost_usd for cap in caps.agent if cap.per == "day"), None)
 
 
@@ -526,10 +544,10 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     session: Session = ""
     text: Annotated[Words, Meta(description="Words in arguments or results; case does not matter.")] = ""
 
-    def fits(self, row: AuditRecord) -> bool:
-        return all(wanted in ("", getattr(row, name)) for name, wanted in self.named().items())
+    def matches_record(self, row: AuditRecord) -> bool:
+        return all(query in ("", getattr(row, name)) for name, query in self.to_columns().items())
 
-    def named(self) -> dict[str, str]:
+    def to_columns(self) -> dict[str, str]:
         """The columns that the store filters by."""
         return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
 
@@ -539,9 +557,9 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return f"audit_of_outcome_{way}"
         return f"audit_of_agent_{way}" if self.agent else f"audit_{way}"
 
-    def says(self, row: AuditEntry) -> bool:
-        said = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
-        return self.text.casefold() in said
+    def matches_entry(self, row: AuditEntry) -> bool:
+        text = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
+        return self.text.casefold() in text
 
 
 class AuditPage(AuditFilter, frozen=True, kw_only=True):
@@ -550,10 +568,10 @@ class AuditPage(AuditFilter, frozen=True, kw_only=True):
     limit: Limit = 100
 
 
-async def audit_page(desk: Desk, limit: int = 100, **wanted: Any) -> Sequence[AuditEntry]:
+async def audit_page(actor: Actor, limit: int = 100, **wanted: Any) -> Sequence[AuditEntry]:
     """Search the audit, the newest first; page on with `until`."""
     found: list[AuditEntry] = []
-    async with aclosing(newest(desk, AuditFilter(**wanted))) as rows:
+    async with aclosing(newest(actor, AuditFilter(**wanted))) as rows:
         async for row in rows:
             found.append(make_audit_entry(row))
             if len(found) == limit:
@@ -561,65 +579,65 @@ async def audit_page(desk: Desk, limit: int = 100, **wanted: Any) -> Sequence[Au
     return found
 
 
-async def audit_lines(desk: Desk, **wanted: Any) -> AsyncGenerator[AuditEntry]:
+async def audit_lines(actor: Actor, **wanted: Any) -> AsyncGenerator[AuditEntry]:
     """Export the audit, the oldest first, as JSON lines."""
-    async with aclosing(audit(desk, AuditFilter(**wanted))) as rows:
+    async with aclosing(audit(actor, AuditFilter(**wanted))) as rows:
         async for row in rows:
             yield make_audit_entry(row)
 
 
-async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
+async def audit(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
     """Read the audit from a moment on, the oldest first; calls under way are included."""
-    cursor: dict[str, Any] = {**wanted.named(), "since": wanted.since, "call": "", "limit": AUDIT_PAGE}
-    while page := await desk.app.store.ask(Query(wanted.query("since"), AuditRecord, cursor)):
+    cursor: dict[str, Any] = {**filters.to_columns(), "since": filters.since, "call": "", "limit": AUDIT_PAGE}
+    while page := await actor.app.store.ask(Query(filters.query("since"), AuditRecord, cursor)):
         for row in page:
-            if wanted.until is not None and row.created_at > wanted.until:
+            if filters.until is not None and row.created_at > filters.until:
                 return
-            if (found := await _found(desk, wanted, row)) is not None:
+            if (found := await _find_matching(actor, filters, row)) is not None:
                 yield found
         cursor = {**cursor, "since": page[-1].created_at, "call": page[-1].call}
 
 
-async def newest(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
-    until = desk.app.clock.now() if wanted.until is None else wanted.until
-    cursor: dict[str, Any] = {**wanted.named(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
-    while page := await desk.app.store.ask(Query(wanted.query("until"), AuditRecord, cursor)):
+async def newest(actor: Actor, filters: AuditFilter) -> AsyncGenerator[AuditRecord]:
+    until = actor.app.clock.now() if filters.until is None else filters.until
+    cursor: dict[str, Any] = {**filters.to_columns(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
+    while page := await actor.app.store.ask(Query(filters.query("until"), AuditRecord, cursor)):
         for row in page:
-            if row.created_at < wanted.since:
+            if row.created_at < filters.since:
                 return
-            if (found := await _found(desk, wanted, row)) is not None:
+            if (found := await _find_matching(actor, filters, row)) is not None:
                 yield found
         cursor = {**cursor, "until": page[-1].created_at, "call": page[-1].call}
 
 
-async def _found(desk: Desk, wanted: AuditFilter, row: AuditRecord) -> AuditRecord | None:
-    if not desk.who.sees(row.agent):
+async def _find_matching(actor: Actor, filters: AuditFilter, row: AuditRecord) -> AuditRecord | None:
+    if not actor.principal.can_see(row.agent):
         return None
-    said = await load_audit_bodies(desk.app.store, row)
-    return said if wanted.says(make_audit_entry(said)) else None
+    said = await load_audit_bodies(actor.app.store, row)
+    return said if filters.matches_entry(make_audit_entry(said)) else None
 
 
 MOST_SAFE_SESSIONS: Final = 50
 """How many of the newest sessions are searched for SAFE calls, which no table lists."""
 
 
-async def read_safe_calls(desk: Desk, wanted: AuditFilter, limit: int) -> Sequence[AuditEntry]:
+async def read_safe_calls(actor: Actor, filters: AuditFilter, limit: int) -> Sequence[AuditEntry]:
     """Read the newest calls of SAFE tools, which the audit leaves out, from the events of the newest sessions."""
-    named = [await desk.session(wanted.session)] if wanted.session else None
-    rows = named or await sessions(desk, wanted.agent, limit=MOST_SAFE_SESSIONS)
+    named = [await actor.session(filters.session)] if filters.session else None
+    rows = named or await sessions(actor, filters.agent, limit=MOST_SAFE_SESSIONS)
     found: list[AuditEntry] = []
     for row in rows:
         settled = {
             event.call: (event, each.body)
-            for each in await _of_kind(desk, row.session, CallSettled.KIND, limit)
+            for each in await _read_kind(actor, row.session, CallSettled.KIND, limit)
             if isinstance(event := decode(CallSettled.KIND, each.version, each.facts), CallSettled)
         }
-        for each in await _of_kind(desk, row.session, CallStarted.KIND, limit):
+        for each in await _read_kind(actor, row.session, CallStarted.KIND, limit):
             event = decode(CallStarted.KIND, each.version, each.facts)
             if isinstance(event, CallStarted) and event.level == "SAFE" and not event.audit:
                 found.append(_make_safe_entry(row, each, event, *settled.get(event.call, (None, None))))
-    until = desk.app.clock.now() if wanted.until is None else wanted.until
-    fits = [one for one in found if wanted.since <= one.created_at <= until and _fits_entry(wanted, one)]
+    until = actor.app.clock.now() if filters.until is None else filters.until
+    fits = [one for one in found if filters.since <= one.created_at <= until and _fits_entry(filters, one)]
     return sorted(fits, key=lambda one: (one.created_at, one.call), reverse=True)[:limit]
 
 
@@ -645,5 +663,7 @@ def _make_safe_entry(
     )
 
 
-def _fits_entry(wanted: AuditFilter, one: AuditEntry) -> bool:
-    return all(value in ("", getattr(one, name)) for name, value in wanted.named().items()) and wanted.says(one)
+def _fits_entry(filters: AuditFilter, one: AuditEntry) -> bool:
+    return all(
+        value in ("", getattr(one, name)) for name, value in filters.to_columns().items()
+    ) and filters.matches_entry(one)

@@ -23,7 +23,7 @@ from halter.operations import (
     status,
     top,
 )
-from halter.operations.desk import Desk, Operation, Role, Who
+from halter.operations.desk import Actor, Operation, Principal, Role
 from halter.operations.report import Report
 from halter.runtime.needs import Need
 
@@ -31,7 +31,7 @@ from halter.runtime.needs import Need
 class Home(msgspec.Struct, frozen=True):
     """What an operator sees first. `report` covers the last day."""
 
-    who: Who
+    who: Principal
     needs_you: Sequence[Need]
     halts: Sequence[HaltRow]
     fleet: Sequence[queries.AgentLine]
@@ -39,26 +39,26 @@ class Home(msgspec.Struct, frozen=True):
     report: Report
 
 
-async def whoami(desk: Desk) -> Who:
+async def whoami(actor: Actor) -> Principal:
     """Show your name, role and the agents that you see (all, where none is named)."""
-    return desk.who
+    return actor.principal
 
 
-async def home(desk: Desk) -> Home:
+async def show_home(actor: Actor) -> Home:
     """Show what needs you, halts, the fleet, budgets, and a report of the last day."""
     return Home(
-        desk.who,
-        await queries.needs(desk),
-        await control.halts_now(desk),
-        await queries.fleet(desk),
-        await money.budgets(desk),
-        await queries.report(desk),
+        actor.principal,
+        await queries.read_needs(actor),
+        await control.halts_now(actor),
+        await queries.fleet(actor),
+        await money.budgets(actor),
+        await queries.report(actor),
     )
 
 
 READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
-    Operation(name="home", path="/home", run=home),
+    Operation(name="home", path="/home", run=show_home),
     Operation(name="status", command="status", path="/status", run=status.status),
     Operation(name="top", command="top", path="/top", run=top.top),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
@@ -69,7 +69,7 @@ READS: Final = (
     Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=queries.receipt),
     Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
-    Operation(name="needs", command="inbox", path="/needs", run=queries.needs),
+    Operation(name="needs", command="inbox", path="/needs", run=queries.read_needs),
     Operation(name="decisions", path="/decisions", run=decisions.open_decisions),
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
@@ -119,7 +119,7 @@ WRITES: Final = (
     _write("halt", "/halts", control.halt, "approver", "halt"),
     _write("resume", "/halts/resume", control.resume, "operator", "resume"),
     _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel"),
-    _write("tell", "/sessions/{session}/messages", control.tell, "operator", "tell"),
+    _write("tell", "/sessions/{session}/messages", control.send_message, "operator", "tell"),
     _write("fork", "/sessions/{session}/fork", control.fork, "operator", "fork"),
     _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
@@ -138,7 +138,7 @@ FLEET_WIDE: Final = (
 
 AT_HAND: Final = (
     Operation(name="route", command="route", path="/agents/{agent}/route", run=agents.route_message),
-    _write("say", "/agents/{agent}/messages", agents.say, "operator", "run"),
+    _write("say", "/agents/{agent}/messages", agents.give_message, "operator", "run"),
     _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "schedules run"),
     _write("promote", "/proposals/{proposal}/promote", agents.promote, "admin", "proposals promote"),
 )

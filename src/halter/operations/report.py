@@ -175,9 +175,9 @@ def build_report(found: ReportRows) -> Report:
     caps = tuple(list_caps(found.budgets, found.until))
     names = msgspec.structs.fields(ReportDecision)
     waiting = tuple(
-        ReportDecision(**{field.name: getattr(one, field.name) for field in names})
-        for one in found.waiting
-        if one.expires_at > found.until
+        ReportDecision(**{field.name: getattr(decision, field.name) for field in names})
+        for decision in found.waiting
+        if decision.expires_at > found.until
     )
     return Report(
         since=found.since,
@@ -289,14 +289,16 @@ class ReportMessage(NamedTuple):
     text: str
 
 
-def render_report_message(made: Report) -> ReportMessage:
-    sessions = sum(agent.began for agent in made.agents)
+def render_report_message(report: Report) -> ReportMessage:
+    sessions = sum(agent.began for agent in report.agents)
     began = "1 session" if sessions == 1 else f"{sessions} sessions"
     needs = {0: "nothing needs you", 1: "1 thing needs you"}.get(
-        len(made.needs_you), f"{len(made.needs_you)} things need you"
+        len(report.needs_you), f"{len(report.needs_you)} things need you"
     )
-    subject = f"Halter: {needs}; {began} and {format_usd(made.spent_usd)} in {format_duration(made.until - made.since)}"
-    return ReportMessage(subject, _fit_lines(_line(line) for line in _lines(made)))
+    subject = (
+        f"Halter: {needs}; {began} and {format_usd(report.spent_usd)} in {format_duration(report.until - report.since)}"
+    )
+    return ReportMessage(subject, _fit_lines(_line(line) for line in _lines(report)))
 
 
 def queue_report(agent: str, channel: str, message: ReportMessage, key: str) -> Write:
@@ -314,29 +316,29 @@ def _line(text: str) -> str:
 
 def _fit_lines(lines: Iterable[str]) -> str:
     kept: list[str] = []
-    room = MAX_REPORT_MESSAGE - len(REPORT_TRUNCATED) - 1
+    capacity = MAX_REPORT_MESSAGE - len(REPORT_TRUNCATED) - 1
     for line in lines:
-        room -= len(line) + 1
-        if room < 0:
+        capacity -= len(line) + 1
+        if capacity < 0:
             return "\n".join((*kept, REPORT_TRUNCATED))
         kept.append(line)
     return "\n".join(kept)
 
 
-def _lines(made: Report) -> Iterable[str]:
-    yield "Needs you:" if made.needs_you else "Nothing needs you."
-    yield from (f"- {sentence}" for sentence in made.needs_you)
-    for sentence in made.ended_badly:
+def _lines(report: Report) -> Iterable[str]:
+    yield "Needs you:" if report.needs_you else "Nothing needs you."
+    yield from (f"- {sentence}" for sentence in report.needs_you)
+    for sentence in report.ended_badly:
         yield f"Ended: {sentence}"
-    for agent in made.agents:
+    for agent in report.agents:
         yield _agent_line(agent)
-    by_purpose = {purpose: format_usd(spent) for purpose, spent in made.spent_by_purpose_usd.items()}
-    yield f"Spent: {format_usd(made.spent_usd)}{_list_lines(by_purpose)}"
-    for cap in made.caps:
+    by_purpose = {purpose: format_usd(spent) for purpose, spent in report.spent_by_purpose_usd.items()}
+    yield f"Spent: {format_usd(report.spent_usd)}{_list_lines(by_purpose)}"
+    for cap in report.caps:
         if cap.cap_usd is not None:
             yield f"Cap of {cap.scope} {cap.window}: {format_usd(cap.spent_usd)} of {format_usd(cap.cap_usd)}"
-    if made.decided:
-        yield f"Decided: {made.decided_count:,}"
+    if report.decided:
+        yield f"Decided: {report.decided_count:,}"
 
 
 def _agent_line(agent: AgentReport) -> str:
@@ -354,5 +356,5 @@ def _agent_line(agent: AgentReport) -> str:
 
 
 def _list_lines(counts: Mapping[str, object]) -> str:
-    told = ", ".join(f"{name} {each}" for name, each in counts.items())
-    return f" ({told})" if told else ""
+    sentence = ", ".join(f"{name} {each}" for name, each in counts.items())
+    return f" ({sentence})" if sentence else ""

@@ -6,7 +6,7 @@ import msgspec
 
 from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import OutageRow
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day
 from halter.operations.queries import AgentLine, fleet, report_rows
@@ -55,23 +55,23 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     option: str = ""
 
 
-async def status(desk: Desk) -> FleetStatus:
+async def status(actor: Actor) -> FleetStatus:
     """Show every agent: whether it runs and where, what it waits for, what it spent, and what needs you."""
-    now = desk.app.clock.now()
-    found = await report_rows(desk, now)
+    now = actor.app.clock.now()
+    found = await report_rows(actor, now)
     needs, caps = [*list_needs(found)], [*list_caps(found.budgets, now)]
-    processes = [one for one in await workers(desk) if one.alive]
-    planned = await plans(desk)
+    processes = [worker for worker in await workers(actor) if worker.alive]
+    planned = await plans(actor)
     outages = {row.agent: row for row in found.outages}
-    lines = {line.agent: line for line in await fleet(desk)}
-    names = {*lines, *(plan.agent for plan in planned), *(name for one in processes for name in one.agents)}
-    spent, cap = (ZERO_USD, None) if desk.who.agents else await read_fleet_day(desk)
+    lines = {line.agent: line for line in await fleet(actor)}
+    names = {*lines, *(plan.agent for plan in planned), *(name for worker in processes for name in worker.agents)}
+    spent, cap = (ZERO_USD, None) if actor.principal.agents else await read_fleet_day(actor)
     return FleetStatus(
         at=now,
         agents=[
             _agent(
                 lines.get(name) or AgentLine(agent=name),
-                [one for one in processes if name in one.agents],
+                [worker for worker in processes if name in worker.agents],
                 [need for need in needs if need.agent == name],
                 [plan for plan in planned if plan.agent == name],
                 [one for one in caps if one.scope == f"agent:{name}" and not one.window.startswith("day/")],
@@ -82,7 +82,7 @@ async def status(desk: Desk) -> FleetStatus:
         spent_today_usd=spent,
         cap_today_usd=cap,
         needs_you=needs,
-        option=desk.option,
+        option=actor.option,
     )
 
 
@@ -99,7 +99,9 @@ def _agent(
         agent=line.agent,
         on=line.on,
         alive=bool(processes),
-        places=[AgentPlace(one.kind, one.host, one.pid, one.since, one.heard_at or 0) for one in processes],
+        places=[
+            AgentPlace(worker.kind, worker.host, worker.pid, worker.since, worker.heard_at or 0) for worker in processes
+        ],
         session=line.session,
         state=line.state,
         waits=_describe_wait(line, needs, planned, outages.get(line.agent), alive=bool(processes)),

@@ -11,7 +11,7 @@ from halter.core.rows import HaltRow, SessionRow
 from halter.core.vocabulary import State
 from halter.operations import control, decisions, fleet, money, queries
 from halter.operations import status as statuses
-from halter.operations.desk import Desk, Limit, Name
+from halter.operations.desk import Actor, Limit, Name
 from halter.present.events import StyledLine, format_hour, summarize_event
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
@@ -69,27 +69,27 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     tail: Sequence[StyledLine] = ()
 
 
-async def top(desk: Desk, session: Followed = "", limit: Limit = 200) -> FleetView:
+async def top(actor: Actor, session: Followed = "", limit: Limit = 200) -> FleetView:
     """Show sessions under way, what needs you, caps and workers, and the last events of one session."""
-    now = await statuses.status(desk)
-    caps = await money.list_budgets(desk)
+    now = await statuses.status(actor)
+    caps = await money.list_budgets(actor)
     return FleetView(
         status=now,
-        halts=await control.halts_now(desk),
-        sessions=[*_list_sessions(await _read_sessions(desk, limit), caps)],
-        inbox=[*_list_inbox(now.needs_you, await decisions.waiting(desk))],
+        halts=await control.halts_now(actor),
+        sessions=[*_list_sessions(await _read_sessions(actor, limit), caps)],
+        inbox=[*_list_inbox(now.needs_you, await decisions.waiting(actor))],
         budgets=[one for one in caps if one.cap is not None and not one.scope.startswith("session:")],
-        workers=await fleet.workers(desk),
-        tail=await _read_tail(desk, session) if session else (),
+        workers=await fleet.workers(actor),
+        tail=await _read_tail(actor, session) if session else (),
     )
 
 
-async def _read_sessions(desk: Desk, limit: int) -> list[SessionRow]:
+async def _read_sessions(actor: Actor, limit: int) -> list[SessionRow]:
     rows: list[SessionRow] = []
     for state in LIVE_STATES:
         if len(rows) < limit:
-            rows += await queries.sessions(desk, state=state, limit=limit - len(rows))
-    newest = await queries.sessions(desk, limit=min(limit, ENDED))
+            rows += await queries.sessions(actor, state=state, limit=limit - len(rows))
+    newest = await queries.sessions(actor, limit=min(limit, ENDED))
     return rows + [row for row in newest if row.ended_at is not None]
 
 
@@ -112,16 +112,16 @@ def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterat
 
 
 def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.WaitingDecision]) -> Iterator[QueuedNeed]:
-    asked = {one.decision: one for one in waiting}
+    asked = {decision.decision: decision for decision in waiting}
     for need in needs:
-        one = asked.get(need.decision)
-        if one is not None:
-            put = decisions.put(one)
-            yield QueuedNeed(need, one.digest, put.yes, put.no)
+        decision = asked.get(need.decision)
+        if decision is not None:
+            put = decisions.render_prompt(decision)
+            yield QueuedNeed(need, decision.digest, put.yes, put.no)
         elif not need.decision:
             yield QueuedNeed(need)
 
 
-async def _read_tail(desk: Desk, session: str) -> Sequence[StyledLine]:
-    found = [(one, summarize_event(one)) for one in await queries.newest_events(desk, session, TAIL)]
-    return [StyledLine(f"{format_hour(one.at)} {line.text}", line.style) for one, line in found if line.text]
+async def _read_tail(actor: Actor, session: str) -> Sequence[StyledLine]:
+    found = [(stored, summarize_event(stored)) for stored in await queries.newest_events(actor, session, TAIL)]
+    return [StyledLine(f"{format_hour(stored.at)} {line.text}", line.style) for stored, line in found if line.text]

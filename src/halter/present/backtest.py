@@ -9,14 +9,14 @@ from halter.present.sheet import Facts, Listing, Sheet
 
 if TYPE_CHECKING:
     from halter.config.policy import PolicyDifference
-    from halter.operations.backtest import Backtested
+    from halter.operations.backtest import BacktestResult
     from halter.runtime.backtest import BacktestLine
 
 MOST_SHOWN: Final = 40
 DIFFERENCE_WORDS: Final = {"looser": "LOOSER", "stricter": "stricter", "fixed": "other", "free": "no limit"}
 
 
-def build_backtest_sheet(found: "Backtested") -> Sheet:
+def build_backtest_sheet(found: "BacktestResult") -> Sheet:
     summary = [
         ("policy", found.policy),
         ("judged", f"{count(found.decisions, 'decision')} in {count(found.sessions, 'session')}"),

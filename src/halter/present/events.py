@@ -152,7 +152,7 @@ def summarize_event(stored: Stored, context: EventContext = NO_CONTEXT) -> Style
 
 
 def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
-    event, said = stored.event, from_body(stored.body or b"")
+    event, text = stored.event, from_body(stored.body or b"")
     if isinstance(event, ArtifactEvent):
         return _summarize_artifact(event, stored.body or b"")
     if isinstance(event, TriggerEvent):
@@ -161,10 +161,10 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
         return _summarize_channel(event)
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
-            return _summarize_life(event, stored, said, context)
-        case TurnEnded() if said:
+            return _summarize_life(event, stored, text, context)
+        case TurnEnded() if text:
             line = _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
-            return StyledLine(f"{line if isinstance(line, str) else line.text}. {said}", WARNING_STYLE)
+            return StyledLine(f"{line if isinstance(line, str) else line.text}. {text}", WARNING_STYLE)
         case TurnStarted() | TurnEnded() | TurnSkipped() | MessageAdded() | ContextCut() | HotStateSeen():
             return _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
         case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
@@ -291,7 +291,7 @@ def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> 
 def _summarize_life(
     event: SessionStarted | SessionWoken | SessionParked | SessionResumed | SessionEnded | WakePosted,
     stored: Stored,
-    said: str,
+    text: str,
     context: EventContext,
 ) -> str | StyledLine:
     match event:
@@ -311,9 +311,9 @@ def _summarize_life(
         case SessionEnded():
             return f"is over: {event.state}, {event.terminal_reason}"
         case WakePosted(notifies=True, origin="person"):
-            return f"hears: {said or event.sender}"
+            return f"hears: {text or event.sender}"
         case WakePosted(notifies=True):
-            return StyledLine(f"alert: {said or event.sender}", WARNING_STYLE)
+            return StyledLine(f"alert: {text or event.sender}", WARNING_STYLE)
         case WakePosted(cause="signal"):
             return f"{event.name} of {event.sender}" if event.name != event.sender else f"{event.name} has news"
         case WakePosted(cause="message"):
@@ -406,8 +406,8 @@ def _summarize_work(
             took = format_duration(event.duration_ms * 1000)
             return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
         case CallRefused(staged=True):
-            asked = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
-            return f"{event.tool} waits for the end of the turn, when a person is asked ({asked})"
+            question = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
+            return f"{event.tool} waits for the end of the turn, when a person is asked ({question})"
         case CallRefused():
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():
@@ -522,8 +522,8 @@ def _summarize_sign_on(event: PersonSignedOn | SignOnRefused) -> str | StyledLin
 
 
 def _format_holds(legs: tuple[Leg, ...]) -> str:
-    most = max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
-    return f", {format_micros(most)} held" if most else ""
+    limit = max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
+    return f", {format_micros(limit)} held" if limit else ""
 
 
 ASSUMED_COST: Final = " (it may have been billed, so all that was held is charged)"
@@ -599,24 +599,24 @@ def build_conversation(events: Sequence[Stored]) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
     last = ""
     for stored in events:
-        who, said = _tell(stored, settled)
-        if not said:
+        who, text = _describe(stored, settled)
+        if not text:
             continue
         day, _, hour = format_moment(stored.at).partition(" ")
         if day != last:
             last = day
             told.append(("date", day))
-        told.append((hour, f"{who}: {said}"))
+        told.append((hour, f"{who}: {text}"))
     return told
 
 
-def _tell(stored: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
+def _describe(stored: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
     event = stored.event
     match event:
         case TurnStarted():
             return "asked", shorten(describe_stored_event(stored), MOST_SAID)
         case RequestSettled(outcome="ok"):
-            return "answer", shorten(_said(stored), MOST_SAID)
+            return "answer", shorten(_read_reply_text(stored), MOST_SAID)
         case CallStarted():
             return f"call {event.tool}", _pair(describe_stored_event(stored), settled.get(event.call))
         case CallRefused():
@@ -628,7 +628,7 @@ def _tell(stored: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
             return "", ""
 
 
-def _said(stored: Stored) -> str:
+def _read_reply_text(stored: Stored) -> str:
     """Return the words of a reply; its calls are shown where they begin."""
     if stored.erased or stored.blob:
         return describe_stored_event(stored)
@@ -639,12 +639,12 @@ def _said(stored: Stored) -> str:
 
 
 def _pair(arguments: str, end: Stored | None) -> str:
-    asked = shorten(arguments, MOST_SAID)
+    question = shorten(arguments, MOST_SAID)
     if end is None or not isinstance(end.event, CallSettled):
-        return f"{asked}\n→ under way, or its outcome is not known".lstrip()
+        return f"{question}\n→ under way, or its outcome is not known".lstrip()
     came = f"{end.event.outcome}{_cost(end.event.charge)}"
-    said = end.event.error or describe_stored_event(end)
-    return f"{asked}\n→ {came}{_because(shorten(said, MOST_SAID))}".lstrip()
+    text = end.event.error or describe_stored_event(end)
+    return f"{question}\n→ {came}{_because(shorten(text, MOST_SAID))}".lstrip()
 
 
 def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
@@ -677,9 +677,9 @@ class EventLines:
             question = self._questions.pop(session, "")
         line = summarize_event(stored, EventContext(self._documents, used, question))
         text = f"Needs you: {line.text}" if line.style == URGENT_STYLE else line.text
-        return StyledLine(self.placed(stored.at, session or stored.stream.removeprefix("trigger:"), text), line.style)
+        return StyledLine(self.place(stored.at, session or stored.stream.removeprefix("trigger:"), text), line.style)
 
-    def placed(self, at: int, name: str, text: str) -> str:
+    def place(self, at: int, name: str, text: str) -> str:
         self._widest = max(self._widest, len(name))
         return f"{format_hour(at)} {name:<{self._widest}} {shorten(' '.join(clean(text).split()), MAX_EVENT_TEXT)}"
 
@@ -746,7 +746,7 @@ class _Asked(msgspec.Struct, frozen=True):
 def _find_question(body: bytes) -> str:
     try:
         parts = msgspec.json.decode(body, type=Reply).parts
-        asked = [part.arguments for part in parts if isinstance(part, ToolCall) and part.tool == ASK_USER]
-        return msgspec.json.decode(asked[-1], type=_Asked).question if asked else ""
+        questions = [part.arguments for part in parts if isinstance(part, ToolCall) and part.tool == ASK_USER]
+        return msgspec.json.decode(questions[-1], type=_Asked).question if questions else ""
     except (msgspec.DecodeError, ValueError, RecursionError):
         return ""

@@ -21,67 +21,78 @@ UNSEEN: Final[Mapping[str, str]] = {
 """What Halter cannot see of a session, by its kind."""
 
 
-def build_receipt_sheet(made: Receipt) -> Sheet:
-    return [Facts(f"Receipt of {made.session}", _summary(made)), *_course(made), *_brakes(made), *_products(made)]
+def build_receipt_sheet(receipt: Receipt) -> Sheet:
+    return [
+        Facts(f"Receipt of {receipt.session}", _summary(receipt)),
+        *_course(receipt),
+        *_brakes(receipt),
+        *_products(receipt),
+    ]
 
 
-def _describe_provider_tools(made: Receipt) -> str:
+def _describe_provider_tools(receipt: Receipt) -> str:
     """What providers ran by themselves: only how often is known."""
-    searches, runs = sum(one.web_searches for one in made.models), sum(one.code_executions for one in made.models)
+    searches, runs = sum(one.web_searches for one in receipt.models), sum(one.code_executions for one in receipt.models)
     counted = (("web_search", searches), ("code_execution", runs))
     used = ", ".join(f"{name} {format_count(times, 'time')}" for name, times in counted if times)
     return f"{used}: what was asked and found there, the guard did not see" if used else ""
 
 
-def _describe_assumed(made: Receipt) -> str:
+def _describe_assumed(receipt: Receipt) -> str:
     """Say what was charged at its maximum, because it was sent and no usage came back."""
-    silent = [line for line in made.requests if line.outcome != "ok" and line.cost_usd and line.usage is None]
+    silent = [line for line in receipt.requests if line.outcome != "ok" and line.cost_usd and line.usage is None]
     if not silent:
         return ""
     total, many = format_usd(sum((line.cost_usd for line in silent), ZERO_USD)), format_count(len(silent), "request")
     return f"{total} for {many} without an answer: the provider may have billed less, and never reported it"
 
 
-def _summary(made: Receipt) -> list[tuple[str, str]]:
-    purposes = format_purposes(made.spent_by_purpose_usd) if len(made.spent_by_purpose_usd) > 1 else ""
-    proposed = (*made.memories_proposed, *made.precedents_proposed)
+def _summary(receipt: Receipt) -> list[tuple[str, str]]:
+    purposes = format_purposes(receipt.spent_by_purpose_usd) if len(receipt.spent_by_purpose_usd) > 1 else ""
+    proposed = (*receipt.memories_proposed, *receipt.precedents_proposed)
     senders = Counter(
-        f"{one.cause} from {one.sender} ({one.origin}, {_trust(trusted=one.trusted)})" for one in made.heard
+        f"{one.cause} from {one.sender} ({one.origin}, {_trust(trusted=one.trusted)})" for one in receipt.heard
     )
-    ended = format_moment(made.ended_at) if made.ended_at else "not yet"
-    reason = made.terminal_reason or ""
+    ended = format_moment(receipt.ended_at) if receipt.ended_at else "not yet"
+    reason = receipt.terminal_reason or ""
     return [
-        ("agent", f"{made.agent} ({made.kind})"),
-        ("started by", f"{made.started_by} ({made.origin}, {_trust(trusted=made.trusted)})"),
-        ("trigger", made.trigger),
-        ("part of", made.parent),
-        ("follows", f"{made.follows}: {made.because}" if made.follows else ""),
-        ("state", made.state if reason in {"", made.state.lower()} else f"{made.state}: {reason}"),
-        ("began, ended", f"{format_moment(made.started_at)}, {ended}"),
-        ("cost", f"{format_usd(made.cost_usd)}{purposes} (reserved: {format_usd(made.held_usd)})"),
-        ("charged as held", _describe_assumed(made)),
-        ("checks passed", ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in made.passed.items())),
-        ("anonymized", ", ".join(f"{kind} {format_count(times, 'time')}" for kind, times in made.anonymized.items())),
-        ("not said", "; ".join(_describe_unsaid(call) for call in made.calls if call.flaws)),
-        ("rules used", ", ".join(made.rules)),
-        ("was given", ", ".join((*made.memories_given, *made.precedents_given))),
+        ("agent", f"{receipt.agent} ({receipt.kind})"),
+        ("started by", f"{receipt.started_by} ({receipt.origin}, {_trust(trusted=receipt.trusted)})"),
+        ("trigger", receipt.trigger),
+        ("part of", receipt.parent),
+        ("follows", f"{receipt.follows}: {receipt.because}" if receipt.follows else ""),
+        ("state", receipt.state if reason in {"", receipt.state.lower()} else f"{receipt.state}: {reason}"),
+        ("began, ended", f"{format_moment(receipt.started_at)}, {ended}"),
+        ("cost", f"{format_usd(receipt.cost_usd)}{purposes} (reserved: {format_usd(receipt.held_usd)})"),
+        ("charged as held", _describe_assumed(receipt)),
+        (
+            "checks passed",
+            ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in receipt.passed.items()),
+        ),
+        (
+            "anonymized",
+            ", ".join(f"{kind} {format_count(times, 'time')}" for kind, times in receipt.anonymized.items()),
+        ),
+        ("not said", "; ".join(_describe_unsaid(call) for call in receipt.calls if call.flaws)),
+        ("rules used", ", ".join(receipt.rules)),
+        ("was given", ", ".join((*receipt.memories_given, *receipt.precedents_given))),
         ("proposed", ", ".join(f"{one.proposal} ({one.kind})" if one.kind else one.proposal for one in proposed)),
-        ("routed", "; ".join(f"{one.strategy or one.route}: {one.why}" for one in made.routes)),
+        ("routed", "; ".join(f"{one.strategy or one.route}: {one.why}" for one in receipt.routes)),
         ("heard", "; ".join(who if count == 1 else f"{who} × {count}" for who, count in senders.items())),
-        ("sub-sessions", ", ".join(one.session for one in made.children)),
+        ("sub-sessions", ", ".join(one.session for one in receipt.children)),
         *(
             ("overrun", f"{format_unit_amount(over.amount, over.unit)} in {over.scope} {over.window}".strip())
-            for over in made.overruns
+            for over in receipt.overruns
         ),
-        ("not seen", UNSEEN.get(made.kind, "")),
-        ("run by the provider", _describe_provider_tools(made)),
-        *(("in doubt", call) for call in made.in_doubt),
-        *(("unknown", f"{call}: it is unknown whether it was done") for call in made.unknown_calls),
-        ("not read", format_count(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),
-        ("erased", f"the words of {format_count(made.erased, 'event')}" if made.erased else ""),
-        ("folder digest", made.folder),
-        ("definition", made.definition),
-        ("events", f"{made.events}, the last with hash {made.hash[:16]}…"),
+        ("not seen", UNSEEN.get(receipt.kind, "")),
+        ("run by the provider", _describe_provider_tools(receipt)),
+        *(("in doubt", call) for call in receipt.in_doubt),
+        *(("unknown", f"{call}: it is unknown whether it was done") for call in receipt.unknown_calls),
+        ("not read", format_count(receipt.unknown, "event") + " of a newer Halter" if receipt.unknown else ""),
+        ("erased", f"the words of {format_count(receipt.erased, 'event')}" if receipt.erased else ""),
+        ("folder digest", receipt.folder),
+        ("definition", receipt.definition),
+        ("events", f"{receipt.events}, the last with hash {receipt.hash[:16]}…"),
     ]
 
 
@@ -99,18 +110,18 @@ def _trust(*, trusted: bool) -> str:
     return "trusted" if trusted else "not trusted"
 
 
-def _course(made: Receipt) -> list[Listing]:
+def _course(receipt: Receipt) -> list[Listing]:
     phases = [
         [
             one.phase,
             format_moment(one.entered_at),
             "" if one.left_at is None else format_duration(one.left_at - one.entered_at),
         ]
-        for one in made.phases
+        for one in receipt.phases
     ]
     turns = [
         [str(one.turn), format_moment(one.started_at), str(one.steps), one.why or "not yet", one.sentence]
-        for one in made.turns
+        for one in receipt.turns
     ]
     models = [
         [
@@ -119,7 +130,7 @@ def _course(made: Receipt) -> list[Listing]:
             format_usd(one.held_usd),
             format_usd(one.cost_usd),
         ]
-        for one in made.models
+        for one in receipt.models
     ]
     numbers = ["requests", "failed", "input", "cached", "output", "held", "cost"]
     return [
@@ -128,7 +139,7 @@ def _course(made: Receipt) -> list[Listing]:
         Listing(
             "Calls and requests",
             ["what", "for", "level, risk", "outcome", "held", "cost", "more"],
-            [_work(line) for line in sorted((*made.requests, *made.calls), key=lambda line: line.started_at)],
+            [_work(line) for line in sorted((*receipt.requests, *receipt.calls), key=lambda line: line.started_at)],
             right="held cost",
             long="what more",
             empty="It made no call and no request.",
@@ -153,17 +164,17 @@ def _work(line: ReceiptLine) -> list[str]:
     return [line.name, line.purpose, risk, outcome, format_usd(line.held_usd), format_usd(line.cost_usd), more]
 
 
-def _brakes(made: Receipt) -> list[Listing]:
+def _brakes(receipt: Receipt) -> list[Listing]:
     brakes = [
         [format_moment(one.at), one.brake, one.name, one.code, one.sentence or f"{one.scope} {one.window}".strip()]
-        for one in made.brakes
+        for one in receipt.brakes
     ]
     guardrails = [
         [format_moment(one.at), one.guardrail + (f" × {one.times}" if one.times > 1 else ""), one.sentence]
-        for one in made.guardrails
+        for one in receipt.guardrails
     ]
     decisions = [
-        [f"{one.about} of {one.name}", one.decision, _verdict(one), one.by, one.reason] for one in made.decisions
+        [f"{one.about} of {one.name}", one.decision, _verdict(one), one.by, one.reason] for one in receipt.decisions
     ]
     columns = ["about", "decision", "answer", "by", "reason"]
     return [
@@ -179,18 +190,22 @@ def _verdict(one: Decision) -> str:
     return one.verdict if one.used or one.about != "approval" or one.verdict == "deny" else f"{one.verdict}, not used"
 
 
-def _products(made: Receipt) -> list[Listing]:
+def _products(receipt: Receipt) -> list[Listing]:
     documents = [
-        [one.name, one.collection, format_moment(one.read_at), str(one.times), one.document] for one in made.documents
+        [one.name, one.collection, format_moment(one.read_at), str(one.times), one.document]
+        for one in receipt.documents
     ]
     findings = [
         [one.finding, one.severity, one.support, one.name, describe_review(one.review), ", ".join(one.judges)]
-        for one in made.findings
+        for one in receipt.findings
     ]
     judges = [
-        [f"{one.chosen} of {one.wanted}", str(one.items), format_usd(one.most_usd), one.sentence] for one in made.judges
+        [f"{one.chosen} of {one.wanted}", str(one.items), format_usd(one.most_usd), one.sentence]
+        for one in receipt.judges
     ]
-    notices = [[one.notification, one.channel, one.about, format_moment(one.queued_at)] for one in made.notifications]
+    notices = [
+        [one.notification, one.channel, one.about, format_moment(one.queued_at)] for one in receipt.notifications
+    ]
     read, found = ["document", "collection", "read", "times", "digest"], ["finding", "severity", "quote", "document"]
     return [
         Listing("Documents read", read, documents, right="times", long="document digest"),

@@ -15,43 +15,43 @@ from halter.present.sheet import Facts, Listing, Sheet
 from halter.present.tables import build_need_facts
 
 
-def format_report_title(made: Report) -> str:
-    return f"From {format_moment(made.since)} to {format_moment(made.until)}"
+def format_report_title(report: Report) -> str:
+    return f"From {format_moment(report.since)} to {format_moment(report.until)}"
 
 
-def build_report_sheet(made: Report) -> Sheet:
+def build_report_sheet(report: Report) -> Sheet:
     """Put a report into facts and tables; what needs a person comes first."""
     summary = [
-        ("spent", f"{format_usd(made.spent_usd)}{format_purposes(made.spent_by_purpose_usd)}"),
-        ("waiting", str(len(made.waiting)) if made.waiting else ""),
-        ("decided", f"{made.decided_count:,}" if made.decided else ""),
+        ("spent", f"{format_usd(report.spent_usd)}{format_purposes(report.spent_by_purpose_usd)}"),
+        ("waiting", str(len(report.waiting)) if report.waiting else ""),
+        ("decided", f"{report.decided_count:,}" if report.decided else ""),
     ]
     return [
-        Listing("Needs you", ["what"], [[one] for one in made.needs_you], long="what", empty="Nothing needs you."),
-        Facts(format_report_title(made), summary),
-        build_agents_table(made),
-        Listing("Did not end well", ["session"], [[one] for one in made.ended_badly], long="session"),
-        *_details(made),
+        Listing("Needs you", ["what"], [[one] for one in report.needs_you], long="what", empty="Nothing needs you."),
+        Facts(format_report_title(report), summary),
+        build_agents_table(report),
+        Listing("Did not end well", ["session"], [[one] for one in report.ended_badly], long="session"),
+        *_details(report),
     ]
 
 
-def build_agents_table(made: Report) -> Listing:
+def build_agents_table(report: Report) -> Listing:
     columns = ["agent", "began", "ended", "under way", "runs", "not run", "findings", "spent"]
-    rows = [_agent(agent) for agent in made.agents]
+    rows = [_agent(agent) for agent in report.agents]
     long = "agent ended findings"
     return Listing("Agents", columns, rows, right="began runs spent", long=long, empty="No agent did anything.")
 
 
 def _agent(agent: AgentReport) -> list[str]:
-    not_run = [_counts(agent.skipped), *agent.delayed]
+    not_run = [_format_counts(agent.skipped), *agent.delayed]
     if agent.quarantined:
         not_run.append(f"quarantined {agent.quarantined}")
-    findings = [f"{severity}: {_counts(reviews)}" for severity, reviews in agent.findings.items()]
+    findings = [f"{severity}: {_format_counts(reviews)}" for severity, reviews in agent.findings.items()]
     return [
         agent.agent,
         str(agent.began),
-        _counts({_put_in_words(name): number for name, number in agent.ended.items()}),
-        _counts({_put_in_words(name): number for name, number in agent.under_way.items()}),
+        _format_counts({_describe_state(name): number for name, number in agent.ended.items()}),
+        _format_counts({_describe_state(name): number for name, number in agent.under_way.items()}),
         str(agent.runs),
         "; ".join(part for part in not_run if part),
         "; ".join(findings),
@@ -59,17 +59,17 @@ def _agent(agent: AgentReport) -> list[str]:
     ]
 
 
-def _put_in_words(name: str) -> str:
+def _describe_state(name: str) -> str:
     """Write a state, with its reason where that says more, as people read it."""
     state, _, reason = name.lower().replace("_", " ").partition(", ")
     return state if reason in {"", state} else f"{state}, {reason}"
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{name} × {number}" if number > 1 else name for name, number in counts.items())
 
 
-def _details(made: Report) -> list[Listing]:
+def _details(report: Report) -> list[Listing]:
     caps = [
         [
             cap.scope,
@@ -79,15 +79,15 @@ def _details(made: Report) -> list[Listing]:
             format_usd(cap.held_usd),
             f"{cap.percent} %" if cap.cap_usd else "",
         ]
-        for cap in made.caps
+        for cap in report.caps
     ]
     decided = [
         [format_moment(one.decided_at or 0), one.agent, f"{one.about} of {one.name}", one.verdict, one.by]
-        for one in made.decided
+        for one in report.decided
     ]
     halts = [
         [one.scope, "halted" if one.halted else "lifted", format_moment(one.at), one.by, one.reason]
-        for one in made.halts
+        for one in report.halts
     ]
     undelivered = [
         [
@@ -98,7 +98,7 @@ def _details(made: Report) -> list[Listing]:
             "given up" if one.gave_up else "retrying",
             one.error,
         ]
-        for one in made.undelivered
+        for one in report.undelivered
     ]
     against, lost = (
         ["scope", "window", "cap", "spent", "held", "used"],
@@ -122,48 +122,48 @@ HEALTH_MOODS: Final[Mapping[Health, str]] = {
 }
 
 
-def name_worker(one: WorkerView) -> str:
-    return f"halter {one.kind} {one.pid} on {one.host}"
+def name_worker(worker: WorkerView) -> str:
+    return f"halter {worker.kind} {worker.pid} on {worker.host}"
 
 
-def describe_last_heartbeat(one: WorkerView, now: int) -> str:
-    return "" if one.heard_at is None else f"{format_duration(max(0, now - one.heard_at))} ago"
+def describe_last_heartbeat(worker: WorkerView, now: int) -> str:
+    return "" if worker.heard_at is None else f"{format_duration(max(0, now - worker.heard_at))} ago"
 
 
-def agents_of_worker(one: WorkerView) -> str:
-    return ", ".join(f"{name} {version}".strip() for name, version in one.agents.items())
+def agents_of_worker(worker: WorkerView) -> str:
+    return ", ".join(f"{name} {version}".strip() for name, version in worker.agents.items())
 
 
-def describe_load(one: WorkerView) -> str:
-    if not one.alive:
+def describe_load(worker: WorkerView) -> str:
+    if not worker.alive:
         return ""
-    stay = f", {one.residents} stay" if one.residents else ""
-    return f"{one.awake} of {one.concurrency}{stay}"
+    stay = f", {worker.residents} stay" if worker.residents else ""
+    return f"{worker.awake} of {worker.concurrency}{stay}"
 
 
-def describe_worker_condition(one: WorkerView, now: int) -> str:
+def describe_worker_condition(worker: WorkerView, now: int) -> str:
     """Say what is wrong with a worker, and what to do; nothing if all is well."""
-    match one.health:
+    match worker.health:
         case "lapsed":
             return (
-                f"Lost: last heartbeat {describe_last_heartbeat(one, now)}. Its sessions move to another worker with "
+                f"Lost: last heartbeat {describe_last_heartbeat(worker, now)}. Its sessions move to another worker with "
                 "these agents; start it again if there is none."
             )
         case "left":
             return "It ended in good order."
         case "draining" | "waits" | "alive":
-            said = (one.problem or (_DRAINING if one.closing else ""), describe_outdated_agents(one))
+            said = (worker.problem or (_DRAINING if worker.closing else ""), describe_outdated_agents(worker))
             return " ".join(each for each in said if each)
 
 
 _DRAINING: Final = "It takes no new sessions, and ends when its running turns have finished."
 
 
-def describe_outdated_agents(one: WorkerView) -> str:
-    if not one.waiting or one.closing:
+def describe_outdated_agents(worker: WorkerView) -> str:
+    if not worker.waiting or worker.closing:
         return ""
     return (
-        f"Another worker has newer files of {', '.join(one.waiting)}, and runs their sessions: update this folder to "
+        f"Another worker has newer files of {', '.join(worker.waiting)}, and runs their sessions: update this folder to "
         "the same version and restart it."
     )
 

@@ -105,10 +105,10 @@ def _list_models(spent: "Sequence[Spending]") -> Listing:
 
 def _budget(row: "Budget", *, kept: bool) -> list[str]:
     cap = "none" if row.cap is None else format_unit_amount(row.cap, row.unit)
-    left = "" if row.left is None else format_unit_amount(row.left, row.unit)
+    remaining = "" if row.remaining is None else format_unit_amount(row.remaining, row.unit)
     spent, held = format_unit_amount(row.spent, row.unit), format_unit_amount(row.held, row.unit)
     reserve = ([format_unit_amount(row.kept, row.unit)] if row.kept else [""]) if kept else []
-    return [row.scope, row.window or "its life", cap, spent, held, *reserve, left, row.cap_by or "config"]
+    return [row.scope, row.window or "its life", cap, spent, held, *reserve, remaining, row.cap_by or "config"]
 
 
 def build_inbox_sheet(found: "OpenInbox", now: int) -> Sheet:
@@ -121,8 +121,8 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
         yield f"{format_count(open_count, 'decision')} for you:"
     elif not found.needs:
         yield "Nothing needs you."
-    for number, one in enumerate(found.decisions, 1):
-        yield Facts("", [("number", str(number)), *_decision(one, now, found.option)])
+    for number, decision in enumerate(found.decisions, 1):
+        yield Facts("", [("number", str(number)), *_decision(decision, now, found.option)])
     if found.needs:
         yield "This needs you as well:" if open_count else "This needs you:"
     for need in found.needs:
@@ -140,27 +140,27 @@ def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
     return [*said, *(("type", f"{each}{option}") for each in need.commands)]
 
 
-def build_decision_sheet(one: "WaitingDecision", now: int) -> Sheet:
+def build_decision_sheet(decision: "WaitingDecision", now: int) -> Sheet:
     """Show a decision to the person who is asked about it right now."""
-    return [Facts("", [fact for fact in _decision(one, now) if fact[0] not in ("yes", "no")])]
+    return [Facts("", [fact for fact in _decision(decision, now) if fact[0] not in ("yes", "no")])]
 
 
-def _decision(one: "WaitingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
-    from halter.operations.decisions import put
+def _decision(decision: "WaitingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
+    from halter.operations.decisions import render_prompt
 
-    words, more = put(one), f" --cap AMOUNT{option}" if one.about == "cap_raise" else option
-    risk = f"{one.level}, risk {one.risk}" if one.risk else one.level
-    waited, left = format_duration(max(0, now - one.asked_at)), format_duration(one.expires_at - now)
+    words, more = render_prompt(decision), f" --cap AMOUNT{option}" if decision.about == "cap_raise" else option
+    risk = f"{decision.level}, risk {decision.risk}" if decision.risk else decision.level
+    waited, remaining = format_duration(max(0, now - decision.asked_at)), format_duration(decision.expires_at - now)
     return [
-        ("decision", one.decision),
+        ("decision", decision.decision),
         ("what", words.what),
         ("why", words.why),
-        ("risk", ": ".join(part for part in (risk, "; ".join(one.reasons)) if part)),
+        ("risk", ": ".join(part for part in (risk, "; ".join(decision.reasons)) if part)),
         ("shown", words.shown),
-        ("agent", f"{one.agent}, session {one.session}" if one.session else one.agent),
-        ("waits", f"{waited}, for at most {left} more"),
-        ("yes", f"{words.yes}: halter approve {one.decision}{more}"),
-        ("no", f"{words.no}: halter deny {one.decision}{option}"),
+        ("agent", f"{decision.agent}, session {decision.session}" if decision.session else decision.agent),
+        ("waits", f"{waited}, for at most {remaining} more"),
+        ("yes", f"{words.yes}: halter approve {decision.decision}{more}"),
+        ("no", f"{words.no}: halter deny {decision.decision}{option}"),
     ]
 
 
@@ -229,21 +229,21 @@ def _trigger(plan: "TriggerPlan", now: int) -> list[str]:
 
 
 def build_artifacts_sheet(found: "Sequence[Artifact]", empty: str) -> Sheet:
-    return [Facts("", _artifact(one)) for one in found] or [empty]
+    return [Facts("", _artifact(artifact)) for artifact in found] or [empty]
 
 
-def _review(one: "Artifact") -> str:
-    return describe_review(one.review) if one.about == "finding" else ""
+def _review(artifact: "Artifact") -> str:
+    return describe_review(artifact.review) if artifact.about == "finding" else ""
 
 
-def _artifact(one: "Artifact") -> list[tuple[str, str]]:
+def _artifact(artifact: "Artifact") -> list[tuple[str, str]]:
     return [
-        (one.about, one.id),
-        ("says", one.text),
-        ("from", f"{one.agent}, session {one.session}, {format_moment(one.at)}"),
-        ("seen", f"{one.observed_count} times" if one.observed_count > 1 else ""),
-        ("checked", ", ".join(part for part in (one.severity, one.support, _review(one)) if part)),
-        ("status", f"{one.status} by {one.by}" if one.status else "open"),
+        (artifact.about, artifact.id),
+        ("says", artifact.text),
+        ("from", f"{artifact.agent}, session {artifact.session}, {format_moment(artifact.at)}"),
+        ("seen", f"{artifact.observed_count} times" if artifact.observed_count > 1 else ""),
+        ("checked", ", ".join(part for part in (artifact.severity, artifact.support, _review(artifact)) if part)),
+        ("status", f"{artifact.status} by {artifact.by}" if artifact.status else "open"),
     ]
 
 

@@ -162,13 +162,13 @@ class ModelCall(msgspec.Struct, frozen=True):
     names_content: bool = False
     unpriced: str = ""
 
-    def most_output(self, window: int) -> int:
+    def max_output(self, window: int) -> int:
         """The most that the answer can have, over all its parts."""
         longest = min(LONGEST_OUTPUT, window)
-        most = longest if self.max_output_tokens is None else self.max_output_tokens
-        return most * self.answers * (2 if self.compacts else 1)
+        limit = longest if self.max_output_tokens is None else self.max_output_tokens
+        return limit * self.answers * (2 if self.compacts else 1)
 
-    def least_output(self) -> int:
+    def min_output(self) -> int:
         """The lowest limit that the provider accepts, over all answers."""
         thinks = self.thinking_budget is not None
         return (MIN_THINKING_BUDGET + 256 if thinks else 1) * self.answers * (2 if self.compacts else 1)
@@ -186,10 +186,10 @@ class ModelCall(msgspec.Struct, frozen=True):
             size = RequestExtras(searches=self.searches).bound_input(size)
         return size * (2 if self.compacts else 1)
 
-    def limited_to(self, tokens: int, window: int, *, new_name: bool = True) -> bytes:
+    def with_limit(self, tokens: int, window: int, *, new_name: bool = True) -> bytes:
         """The body to send: with its limit lowered where the caps leave less, and with its usage asked for."""
         body = self.body
-        if tokens < self.most_output(window):
+        if tokens < self.max_output(window):
             each = tokens // (self.answers * (2 if self.compacts else 1))
             body = self._lower(body, each, new_name=new_name)
         return body if self.asks_usage else ask_for_usage(body)
@@ -224,8 +224,8 @@ def mask_body(body: bytes, redact: Callable[[str], str]) -> bytes:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise Unreadable(f"The request cannot be read: {error}") from None
 
-    def mask(found: re.Match[bytes]) -> bytes:
-        literal = found[0]
+    def mask(match: re.Match[bytes]) -> bytes:
+        literal = match[0]
         if _DATA.fullmatch(literal):
             return literal
         text = json.loads(literal)
@@ -305,11 +305,11 @@ def _spell_out(body: bytes) -> bytes:
     if b"\\u" not in body and b"\\/" not in body:
         return body
 
-    def spell(found: re.Match[bytes]) -> bytes:
-        letter = bytes.fromhex(found[1].decode()) if found[1] else found[0][1:]
-        return found[0] if letter in b'"\\' else letter
+    def escape(match: re.Match[bytes]) -> bytes:
+        letter = bytes.fromhex(match[1].decode()) if match[1] else match[0][1:]
+        return match[0] if letter in b'"\\' else letter
 
-    return _NUMBERED_LETTER.sub(spell, body)
+    return _NUMBERED_LETTER.sub(escape, body)
 
 
 def _count_searches(head: RequestHead, body: bytes) -> int | None:
@@ -342,8 +342,8 @@ def _find_unpriced(head: RequestHead, body: bytes, searches: int | None, limit: 
         return (
             "it may search the web without a limit: set `max_uses` of the tool, or `max_tool_calls`, or switch it off"
         )
-    if (found := _RUNS_AT_PROVIDER.search(body)) is not None:
-        tool = (found[1] or found[2]).decode()
+    if (match := _RUNS_AT_PROVIDER.search(body)) is not None:
+        tool = (match[1] or match[2]).decode()
         return f"it lets the provider run {tool}, and what that costs has no bound"
     return _find_flaw_of_limit(head, body, limit, dialect)
 
@@ -385,8 +385,8 @@ def _repeats(body: bytes, *names: str) -> bool:
 
 def replace_number(body: bytes, name: str, value: int, read: Callable[[RequestHead], int | None]) -> bytes:
     """Replace the digits of one number. What the head then says proves that it was the right one."""
-    for found in re.finditer(rb'"%s"\s*:\s*(\d+)' % name.encode(), body):
-        edited = b"%s%d%s" % (body[: found.start(1)], value, body[found.end(1) :])
+    for match in re.finditer(rb'"%s"\s*:\s*(\d+)' % name.encode(), body):
+        edited = b"%s%d%s" % (body[: match.start(1)], value, body[match.end(1) :])
         if read(_DECODE_HEAD(edited)) == value:
             return edited
     raise Unreadable(f"The request writes its `{name}` in a way that cannot be lowered: write it as a plain number.")
@@ -403,10 +403,10 @@ def insert_member(body: bytes, member: bytes) -> bytes:
 
 def ask_for_usage(body: bytes) -> bytes:
     """Ask for the report that a stream of Chat Completions has only on request."""
-    for found in _OPTIONS.finditer(body):
-        rest = body[found.end() :]
+    for match in _OPTIONS.finditer(body):
+        rest = body[match.end() :]
         member = b'"include_usage":true' + (b"" if rest.startswith(b"}") else b",")
-        edited = body[: found.end()] + member + rest
+        edited = body[: match.end()] + member + rest
         head = _DECODE_HEAD(edited)
         if head.stream_options is not None and head.stream_options.include_usage:
             return edited

@@ -22,7 +22,7 @@ from typing import Final, Literal
 import msgspec
 
 from halter.core.clock import SECOND
-from halter.guard.halts import RateUsedUp, StillHeld
+from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.model_door import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
 from halter.proxy.dialect import DialectName
 
@@ -162,8 +162,8 @@ def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
             return Refusal("halted", f"Halter: {outcome.error}")
         case FailedRequest():
             return Refusal("provider_failed", f"Halter: {outcome.error}")
-        case StillHeld():
+        case BudgetBusy():
             return Refusal("wait", "Halter: other requests hold what is left of the budget. Try again.", wait=5)
-        case RateUsedUp():
+        case RateLimited():
             seconds = -(-(outcome.until - now) // SECOND)
             return Refusal("wait", f"Halter: the rate of this model is used up for {seconds} s.", wait=seconds)

@@ -90,12 +90,12 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._file = PrivateFile(path)
 
-    def kept(self) -> tuple[VirtualKey, ...]:
+    def read_keys(self) -> tuple[VirtualKey, ...]:
         data = self._file.read()
         if data is None:
             return ()
         try:
-            kept = msgspec.json.decode(data, type=_KeptKeys).keys
+            kept = msgspec.json.decode(data, type=_StoredKeys).keys
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._file.path} cannot be read ({error}): remove it, and make new keys.") from None
         if not all(_DIGEST.fullmatch(key.digest) for key in kept):
@@ -103,8 +103,8 @@ class KeyFile:
         return kept
 
     def add(self, key: VirtualKey) -> None:
-        with self._file.alone():
-            keys = self.kept()
+        with self._file.lock():
+            keys = self.read_keys()
             if any(each.name == key.name and each.revoked_at is None for each in keys):
                 raise ConfigError(
                     f"There is a key called {key.name} already: `halter keys revoke {key.name}` ends it, "
@@ -114,8 +114,8 @@ class KeyFile:
 
     def revoke(self, name: str, at: int) -> bool:
         """Revokes a key at once; returns whether there was one."""
-        with self._file.alone():
-            keys = self.kept()
+        with self._file.lock():
+            keys = self.read_keys()
             named = [key for key in keys if key.name == name and key.revoked_at is None]
             revoked = [msgspec.structs.replace(key, revoked_at=at) if key in named else key for key in keys]
             self._file.write({"keys": revoked})
@@ -125,7 +125,7 @@ class KeyFile:
         return self._file.state()
 
 
-class _KeptKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[VirtualKey, ...]
 
 
@@ -146,7 +146,7 @@ class KeyRing:
 
     def _read(self) -> Mapping[str, VirtualKey]:
         try:
-            found, self.problem = {key.digest: key for key in self._file.kept()}, ""
+            found, self.problem = {key.digest: key for key in self._file.read_keys()}, ""
         except ConfigError as error:
             found, self.problem = {}, str(error)
         return found

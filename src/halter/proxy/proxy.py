@@ -25,7 +25,7 @@ from halter.core.messages import Prompt
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import keep_leases
-from halter.guard.halts import RateUsedUp
+from halter.guard.halts import RateLimited
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import (
     FailedRequest,
@@ -119,7 +119,7 @@ def find_route(method: str, path: str) -> ProxyRoute | None:
     return None
 
 
-class Incoming(msgspec.Struct, frozen=True):
+class IncomingCall(msgspec.Struct, frozen=True):
     """A request whose key is known."""
 
     terms: KeyTerms
@@ -138,7 +138,7 @@ class Incoming(msgspec.Struct, frozen=True):
         found = (self.first(name) for name in _SESSION_HEADERS)
         return next((each for each in found if _LABEL.fullmatch(each)), "")
 
-    def about(self) -> str:
+    def describe(self) -> str:
         agent = shorten(to_one_line(self.first(b"user-agent")) or "a client", 80)
         label = self.label()
         return f"{agent} with the key {self.terms.key.name}" + (f", session {label}" if label else "")
@@ -158,7 +158,7 @@ class Proxy:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._door = door
+        self._guard = door
         self._sessions = sessions
         self._upstreams = upstreams
         self._redact = redact
@@ -171,7 +171,7 @@ class Proxy:
             headers = [(name.lower(), value) for name, value in scope["headers"]]
             await self._serve(scope, receive, headers, ClientConnection(send, headers))
         elif scope["type"] == "websocket":
-            await _refuse_upgrade(scope, send)
+            await _reject_upgrade(scope, send)
 
     async def aclose(self) -> None:
         for pool in self._pools.values():
@@ -200,10 +200,10 @@ class Proxy:
                 await client.refuse(dialect.name, body)
                 return
             now = self._app.clock.now()
-            asked = Incoming(found, route, method, scope.get("query_string", b""), headers, body, now)
+            incoming = IncomingCall(found, route, method, scope.get("query_string", b""), headers, body, now)
             watching = asyncio.ensure_future(_notice_hang_up(receive, client))
             try:
-                await (self._relay_free(asked, client) if route.free else self._relay(asked, client))
+                await (self._relay_free(incoming, client) if route.free else self._relay(incoming, client))
             finally:
                 watching.cancel()
 
@@ -244,23 +244,23 @@ class Proxy:
         body = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
         return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
 
-    def _exchange(self, asked: Incoming, client: ClientConnection, model: str = "") -> RelayExchange:
-        upstream = self._upstreams[_name_protocol(asked.route.dialect)]
+    def _exchange(self, incoming: IncomingCall, client: ClientConnection, model: str = "") -> RelayExchange:
+        upstream = self._upstreams[_name_protocol(incoming.route.dialect)]
         pool = self._pools[upstream.provider]
-        new = asked.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
-        address = upstream.address(asked.route.path, asked.query)
-        return RelayExchange(pool, upstream, client, address, upstream.headers(asked.headers), uses_new_limit=new)
+        new = incoming.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
+        address = upstream.address(incoming.route.path, incoming.query)
+        return RelayExchange(pool, upstream, client, address, upstream.headers(incoming.headers), uses_new_limit=new)
 
-    async def _relay_free(self, asked: Incoming, client: ClientConnection) -> None:
+    async def _relay_free(self, incoming: IncomingCall, client: ClientConnection) -> None:
         """Relay what costs nothing; halts hold for it as for all else."""
-        dialect = asked.route.dialect.name
-        halted = await self._door.halted((f"agent:{asked.terms.policy.name}", "fleet"))
+        dialect = incoming.route.dialect.name
+        halted = await self._guard.find_halt((f"agent:{incoming.terms.policy.name}", "fleet"))
         if halted is not None:
             await client.refuse(dialect, Refusal("halted", f"Halter: {halted.scope} is halted."))
             return
-        exchange = self._exchange(asked, client)
+        exchange = self._exchange(incoming, client)
         try:
-            response = await exchange.open(asked.method, asked.body)
+            response = await exchange.open(incoming.method, incoming.body)
             try:
                 data = await read_whole(exchange, response)
             finally:
@@ -271,13 +271,13 @@ class Proxy:
         headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
         await client.answer(response.status, headers, data)
 
-    async def _relay(self, asked: Incoming, client: ClientConnection) -> None:
+    async def _relay(self, incoming: IncomingCall, client: ClientConnection) -> None:
         """Relay a request that costs money, through the model door."""
-        dialect = asked.route.dialect.name
+        dialect = incoming.route.dialect.name
         try:
-            call = read_call(asked.route.dialect, asked.body)
-            session = await self._sessions.take(asked.terms, asked.label(), asked.about())
-            refusal = await self._ask(asked, call, session, client)
+            call = read_call(incoming.route.dialect, incoming.body)
+            session = await self._sessions.get_session(incoming.terms, incoming.label(), incoming.describe())
+            refusal = await self._ask(incoming, call, session, client)
         except Unreadable as error:
             refusal = Refusal("unreadable", f"Halter: {error}")
         except LeaseLost:
@@ -290,25 +290,25 @@ class Proxy:
             await client.write(b"", more=False)
 
     async def _ask(
-        self, asked: Incoming, call: ModelCall, session: ProxiedSession, client: ClientConnection
+        self, incoming: IncomingCall, call: ModelCall, session: ProxiedSession, client: ClientConnection
     ) -> Refusal | None:
         if session.ended:
             return Refusal("halted", f"Halter: {session.ended}")
-        exchange = self._exchange(asked, client, call.model)
+        exchange = self._exchange(incoming, client, call.model)
         name = ModelName(exchange.upstream.provider, call.model)
         window = find_listed_window(name, exchange.upstream.base_url) or LARGEST_WINDOW
         model = RelayedModel(name, call, window, exchange)
         request = ModelRequest(
             id=session.next_request(),
-            prompt=Prompt(messages=(), max_output_tokens=call.most_output(window)),
+            prompt=Prompt(messages=(), max_output_tokens=call.max_output(window)),
             timeout=REQUEST_TIMEOUT,
-            record=RequestRecord(f"POST {asked.route.path}: {call.model}, {len(call.body):,} bytes"),
-            rates=find_rates(call, name, exchange.upstream.base_url, self._price_table(asked.terms)),
-            min_output_tokens=call.least_output(),
+            record=RequestRecord(f"POST {incoming.route.path}: {call.model}, {len(call.body):,} bytes"),
+            rates=find_rates(call, name, exchange.upstream.base_url, self._price_table(incoming.terms)),
+            min_output_tokens=call.min_output(),
         )
         session.under_way += 1
         try:
-            outcome = await self._ask_in_time(asked, session, request, model)
+            outcome = await self._ask_in_time(incoming, session, request, model)
         except LeaseLost:
             self._sessions.drop(session)
             raise
@@ -320,14 +320,14 @@ class Proxy:
         return explain_outcome(outcome, self._app.clock.now())
 
     async def _ask_in_time(
-        self, asked: Incoming, session: ProxiedSession, request: ModelRequest, model: RelayedModel
+        self, incoming: IncomingCall, session: ProxiedSession, request: ModelRequest, model: RelayedModel
     ) -> RequestOutcome:
         """Ask through the door, again when a rate's minute is over, for as long as a client waits."""
         waited = 0
         while True:
-            outcome = await self._door.guarded_request(session.lease, session.standing(), request, model, waited=waited)
+            outcome = await self._guard.request(session.lease, session.make_context(), request, model, waited=waited)
             now = self._app.clock.now()
-            if not isinstance(outcome, RateUsedUp) or outcome.until > asked.came_at + PATIENCE:
+            if not isinstance(outcome, RateLimited) or outcome.until > incoming.came_at + PATIENCE:
                 return outcome
             waited = outcome.waited + 1
             await self._app.clock.sleep(max(0, outcome.until - now))
@@ -399,10 +399,10 @@ async def _notice_hang_up(receive: Receive, client: ClientConnection) -> None:
     with suppress(OSError):
         while (await receive())["type"] != "http.disconnect":
             pass
-    client.gone = True
+    client.is_gone = True
 
 
-async def _refuse_upgrade(scope: Mapping[str, Any], send: Send) -> None:
+async def _reject_upgrade(scope: Mapping[str, Any], send: Send) -> None:
     """Refuse a WebSocket with the status at which clients fall back to HTTP at once."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
@@ -442,7 +442,7 @@ def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Up
     return found
 
 
-def demand_other_address(upstreams: Mapping[str, Upstream], url: str) -> None:
+def require_other_address(upstreams: Mapping[str, Upstream], url: str) -> None:
     """Refuse to be one's own provider: the shell may be one that was prepared for a client."""
     for upstream in upstreams.values():
         if upstream.url.startswith(url):
@@ -470,19 +470,19 @@ async def open_proxy(
     upstreams: Mapping[str, Upstream],
     *,
     lease: int = DEFAULT_LEASE_DURATION,
-    patience: int = HOLD_PATIENCE,
+    max_wait: int = HOLD_PATIENCE,
     ledger: type[Ledger] = Ledger,
 ) -> AsyncGenerator[Proxy]:
     """Open a proxy on a store: its leases are renewed while the block runs, and its sessions end with it."""
     store = app.patient()
     redact = Redactor({}, app.environ).redact
-    accounts = ledger(store, app.clock, patience)
+    accounts = ledger(store, app.clock, max_wait)
     worker = make_worker_id("proxy", app.ids)
     policy = resolve_key(app, _PROBE).policy
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams, redact)
-    async with keep_leases(store, app.clock, worker, max(lease // 3, 1), pulse=app.pulse):
+    async with keep_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness):
         tending = asyncio.ensure_future(sessions.run())
         try:
             yield proxy

@@ -138,13 +138,13 @@ class ClientConnection:
     def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
         self._by_litellm = asks_by_litellm(headers)
-        self.started = False
+        self.has_started = False
         self.streams = False
-        self.gone = False
+        self.is_gone = False
         self.events = 0
 
     async def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
-        self.started, self.streams = True, streams
+        self.has_started, self.streams = True, streams
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool) -> None:
@@ -156,11 +156,11 @@ class ClientConnection:
 
     async def refuse(self, dialect: DialectName, refusal: Refusal) -> None:
         """Say why there is no answer, or no more of it."""
-        if not self.started:
+        if not self.has_started:
             await self.answer(*render_refusal(dialect, refusal, by_litellm=self._by_litellm))
         elif self.streams:
-            said = render_in_stream(dialect, refusal, self.events, by_litellm=self._by_litellm)
-            await self.write(said, more=False)
+            body = render_in_stream(dialect, refusal, self.events, by_litellm=self._by_litellm)
+            await self.write(body, more=False)
 
 
 class RelayedModel:
@@ -182,13 +182,13 @@ class RelayedModel:
     def count(self, prompt: Prompt) -> int:
         return self._call.bound_input(self._window)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         exchange = self._exchange
         pass_on = _pass_on.open(permit)
-        if exchange.client.gone:
+        if exchange.client.is_gone:
             permit.unsent = True
             raise ModelUnavailable("HungUp: the client hung up before its turn came", billed=False)
-        body = self._call.limited_to(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
+        body = self._call.with_limit(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
         try:
             return await pass_on(exchange, self._call, body)
         except asyncio.CancelledError:
@@ -232,15 +232,15 @@ class RelayExchange:
                 trace_request_ctx=self,
             )
         except (ClientError, OSError, ValueError) as error:
-            raise self.failed(error) from None
+            raise self.make_failure(error) from None
 
-    def failed(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
+    def make_failure(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
         """What a lost connection means: nothing is billed where nothing was sent."""
-        said = shorten(clean(str(error)) or type(error).__name__, 200)
+        text = shorten(clean(str(error)) or type(error).__name__, 200)
         if not self.sent:
-            return ModelUnavailable(f"ConnectionFailed: cannot reach {self.upstream.provider}: {said}", billed=False)
+            return ModelUnavailable(f"ConnectionFailed: cannot reach {self.upstream.provider}: {text}", billed=False)
         usage, final = (None, False) if reader is None else (reader.usage, reader.final)
-        sentence = f"ConnectionLost: the answer of {self.upstream.provider} broke off: {said}"
+        sentence = f"ConnectionLost: the answer of {self.upstream.provider} broke off: {text}"
         return ModelUnavailable(sentence, billed=True, usage=usage, final=final)
 
 
@@ -288,17 +288,17 @@ async def _read_pieces(
     """Read an answer as it comes: all that is there at once is one piece. Raises ModelError."""
     from aiohttp import ClientError
 
-    left = MAX_ANSWER_BYTES
+    remaining = MAX_ANSWER_BYTES
     try:
         while piece := await response.content.readany():
-            left -= len(piece)
-            if left < 0:
+            remaining -= len(piece)
+            if remaining < 0:
                 raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
             if reader is not None:
                 reader.feed(piece)
             yield piece
     except (ClientError, OSError) as error:
-        raise exchange.failed(error, reader) from None
+        raise exchange.make_failure(error, reader) from None
     if reader is not None:
         reader.close()
 
@@ -362,8 +362,8 @@ def conclude_answer(upstream: Upstream, dialect: WireDialect, status: int, reade
         final = final and usage is not None and usage.output_tokens > 0
         sentence = f"CutStream: the answer of {provider} ended before it was finished"
         raise ModelUnavailable(sentence, usage=usage, final=final)
-    said = Text(f"(answered to the client over {dialect.name})", "model", trusted=False)
-    return Reply((said,), usage=usage if final else None)
+    text = Text(f"(answered to the client over {dialect.name})", "model", trusted=False)
+    return Reply((text,), usage=usage if final else None)
 
 
 def _classify_status(status: int, provider: str, usage: Usage | None, *, billed: bool) -> ModelError:

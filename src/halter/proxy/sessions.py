@@ -23,14 +23,14 @@ from halter.core.rows import HaltRow, SessionRow, WorkerRow
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import to_body
 from halter.core.vocabulary import State, TerminalReason
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.halts import read_halts
 from halter.guard.ledger import Ledger
 from halter.guard.prepare import SessionContext
 from halter.proxy.keys import VirtualKey
 from halter.redaction.redact import Redact
 from halter.runtime.agent import agent_said
-from halter.runtime.agent_context import keep_policy
+from halter.runtime.agent_context import store_policy
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.session import replay
@@ -56,30 +56,30 @@ def resolve_key(app: Runtime, key: VirtualKey) -> KeyTerms:
     capped = app.fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
     file = agent_said(key.agent, {"policy": key.agent_keys(session_capped=capped)}, f"the key {key.name}", {}, {})
     agent = resolve_agent(app.fleet, file, None)
-    return KeyTerms(key, agent.policy, agent.policy.digest(), agent.mind.providers)
+    return KeyTerms(key, agent.policy, agent.policy.digest(), agent.model_settings.providers)
 
 
 class ProxiedSession:
     """A session at work, and what is under way in it."""
 
-    def __init__(self, terms: KeyTerms, lease: Lease, standing: SessionContext, now: int) -> None:
+    def __init__(self, terms: KeyTerms, lease: Lease, context: SessionContext, now: int) -> None:
         self.terms = terms
         self.lease = lease
-        self._standing = standing
+        self._standing = context
         self.used_at = now
         self.under_way = 0
         self.ended = ""
-        self._asked = 0
+        self._request_count = 0
 
     @property
     def id(self) -> str:
         return self.lease.session
 
     def next_request(self) -> str:
-        self._asked += 1
-        return f"{self.lease.session}.r{self._asked}"
+        self._request_count += 1
+        return f"{self.lease.session}.r{self._request_count}"
 
-    def standing(self) -> SessionContext:
+    def make_context(self) -> SessionContext:
         """A context of its own for each request: what is worked out for one model is no other's."""
         return msgspec.structs.replace(self._standing)
 
@@ -93,7 +93,7 @@ class ProxiedSessions:
         self._redact = redact
         self._sessions: dict[tuple[str, str], asyncio.Future[ProxiedSession]] = {}
 
-    async def take(self, terms: KeyTerms, label: str, about: str) -> ProxiedSession:
+    async def get_session(self, terms: KeyTerms, label: str, about: str) -> ProxiedSession:
         """The session of a key and label, begun where there is none."""
         digest = terms.key.digest
         if len(self._sessions) >= MAX_SESSIONS_PER_KEY and (digest, label) not in self._sessions:
@@ -108,7 +108,7 @@ class ProxiedSessions:
             # The key or the fleet's policy has changed: what began under the old one ends under it.
             self._sessions.pop(place, None)
             await self._end(session)
-            return await self.take(terms, label, about)
+            return await self.get_session(terms, label, about)
         session.used_at = self._app.clock.now()
         return session
 
@@ -124,7 +124,7 @@ class ProxiedSessions:
 
     async def _begin(self, terms: KeyTerms, about: str) -> ProxiedSession:
         app = self._app
-        session = SessionId(app.ids.new())
+        session = SessionId(app.ids.make())
         event = SessionStarted(
             session=session,
             agent=terms.policy.name,
@@ -132,13 +132,13 @@ class ProxiedSessions:
             started_by=f"key:{terms.key.name}",
             origin="agent",
             trusted=False,
-            definition=await keep_policy(self._store, terms.policy, self._redact),
+            definition=await store_policy(self._store, terms.policy, self._redact),
         )
         await self._store.commit(lifecycle.start_session(event, to_body(self._redact(about))))
-        lease = await take_lease(self._store, app.clock, self._worker, session, SECOND)
+        lease = await acquire_lease(self._store, app.clock, self._worker, session, SECOND)
         if lease is None:
             raise LeaseLost(f"Session {session} was taken by another process before it began.")
-        standing = SessionContext(
+        context = SessionContext(
             session=session,
             agent=terms.policy.name,
             phase=terms.policy.phases[0],
@@ -147,7 +147,7 @@ class ProxiedSessions:
             tokens_per_hour=terms.key.limits.tokens_per_hour,
             rates=read_model_rates(app.fleet),
         )
-        return ProxiedSession(terms, lease, standing, app.clock.now())
+        return ProxiedSession(terms, lease, context, app.clock.now())
 
     async def run(self) -> None:
         """End idle sessions, and those that crashed processes left, until cancelled."""

@@ -147,9 +147,9 @@ def _hide_json(text: str, veil: _HidingRules, *, whole: bool) -> _HiddenPart:
 
 
 def _make_number_hider(hide: Callable[[str], str]) -> Callable[[str], str]:
-    def quoted(found: re.Match[str]) -> str:
-        hidden = hide(found[0])
-        return f'"{hidden}"' if hidden.startswith("[") else found[0]
+    def quoted(match: re.Match[str]) -> str:
+        hidden = hide(match[0])
+        return f'"{hidden}"' if hidden.startswith("[") else match[0]
 
     return lambda outside: _NUMBER.sub(quoted, outside)
 
@@ -265,7 +265,7 @@ def find_placeholders(text: str) -> tuple[str, ...]:
 
 def rehydrate_text(text: str, values: PlaceholderValues) -> str:
     """Put values into a text. A value is not searched again."""
-    return _SHAPE.sub(lambda found: values.get(found[0], found[0]), text)
+    return _SHAPE.sub(lambda match: values.get(match[0], match[0]), text)
 
 
 def rehydrate_arguments(arguments: str, values: PlaceholderValues) -> str:
@@ -328,20 +328,20 @@ def _rehydrate_call(text: str, start: int, values: PlaceholderValues, put: list[
 
     Outside of quotes a value could become another argument. Where a quote is never closed, everything stays.
     """
-    for found in _INSIDE.finditer(text, start):
-        if found["open"]:
-            put.append(text[found.start() :])
+    for match in _INSIDE.finditer(text, start):
+        if match["open"]:
+            put.append(text[match.start() :])
             return len(text)
-        put.append(_rehydrate_quoted(found[0], values) if found["text"] else found[0])
-        if found["closing"]:
-            return found.end()
+        put.append(_rehydrate_quoted(match[0], values) if match["text"] else match[0])
+        if match["closing"]:
+            return match.end()
     return len(text)
 
 
 def _rehydrate_quoted(literal: str, values: PlaceholderValues) -> str:
-    def put(found: re.Match[str]) -> str:
-        value = values.get(found[0]) if found["placeholder"] else None
-        return found[0] if value is None else "".join(map(_escape_letter, value))
+    def put(match: re.Match[str]) -> str:
+        value = values.get(match[0]) if match["placeholder"] else None
+        return match[0] if value is None else "".join(map(_escape_letter, value))
 
     return _QUOTED.sub(put, literal)
 
@@ -357,17 +357,17 @@ class StreamRehydrator:
 
     def __init__(self, values: PlaceholderValues) -> None:
         self._values = values
-        self._held = ""
+        self._buffer = ""
 
     def feed(self, chunk: str) -> str:
-        text = self._held + chunk
+        text = self._buffer + chunk
         opened = text.rfind("[")
         cut = opened if opened >= 0 and may_begin_placeholder(text[opened:]) else len(text)
-        self._held = text[cut:]
+        self._buffer = text[cut:]
         return rehydrate_text(text[:cut], self._values)
 
     def finish(self) -> str:
-        rest, self._held = self._held, ""
+        rest, self._buffer = self._buffer, ""
         return rehydrate_text(rest, self._values)
 
 

@@ -25,16 +25,16 @@ _SET_COOKIE: Final = rb"[\w.%-]{1,64}=[^\s;,\"'\\]+"
 _SESSION: Final = re.compile(rb"(?i)sess|sid|auth|token|login|jwt|remember|csrf|xsrf|secret|key")
 
 
-def read_cookie(found: Candidate) -> int:
+def read_cookie(candidate: Candidate) -> int:
     """Read a cookie's value. A cookie with the name of a setting holds no secret."""
-    pattern = _SET_COOKIE if found.before()[-4:].lower() == b"set-" else _COOKIE
-    pairs = [pair.partition(b"=") for pair in found.peek(pattern).split(b";")]
+    pattern = _SET_COOKIE if candidate.before()[-4:].lower() == b"set-" else _COOKIE
+    pairs = [pair.partition(b"=") for pair in candidate.peek(pattern).split(b";")]
     secret = any(
         not secret_values.is_harmless(value) and (secret_values.is_random(value) or _SESSION.search(name))
         for name, _, value in pairs
         if len(value) >= _KEY
     )
-    return found.all(pattern) if secret else NO_MATCH
+    return candidate.all(pattern) if secret else NO_MATCH
 
 
 USER_LEAD: Final = (
@@ -46,14 +46,14 @@ _WORDS: Final = rb"[^\s\"']*"
 _UP_TO_HOST: Final = rb"[^\s\"'@]*"
 
 
-def read_user(found: Candidate) -> int:
+def read_user(candidate: Candidate) -> int:
     """Read the password after `curl -u NAME:`. Elsewhere `-u` may take a user and a group."""
-    pattern = _UP_TO_HOST if found.lead().startswith(b"sql") else _WORDS
-    text = found.peek(pattern)
+    pattern = _UP_TO_HOST if candidate.lead().startswith(b"sql") else _WORDS
+    text = candidate.peek(pattern)
     if len(text) < _SHORTEST or text.isdigit() or secret_values.is_harmless(text):
         return NO_MATCH
-    known = _REMOTE.search(found.before() + found.lead())
-    return found.all(pattern) if known or secret_values.is_random(text) else NO_MATCH
+    known = _REMOTE.search(candidate.before() + candidate.lead())
+    return candidate.all(pattern) if known or secret_values.is_random(text) else NO_MATCH
 
 
 FLAG_LEAD: Final = r" -(?:p|P|a|w|N|k)\s{0,2}[\"']?"
@@ -72,25 +72,25 @@ _JOINED: Final = re.compile(rb"\b(?:mysql\w*|mariadb\w*|7za?|rar|sshpass)\b[^|;&
 """These take a password only if it follows at once."""
 
 
-def read_flag_password(found: Candidate) -> int:
-    text, lead = found.peek(_WORDS), found.lead()
+def read_flag_password(candidate: Candidate) -> int:
+    text, lead = candidate.peek(_WORDS), candidate.lead()
     if len(text) < _SHORTEST or text[:1] == b"-" or secret_values.is_harmless(text):
         return NO_MATCH
     flag = lead[2:3]
-    joined = flag == b"p" and lead[3:4] != b" " and _JOINED.search(found.before())
-    spaced = flag in _SPACED and _SPACED[flag].search(found.before())
-    return found.all(_WORDS) if joined or spaced else NO_MATCH
+    joined = flag == b"p" and lead[3:4] != b" " and _JOINED.search(candidate.before())
+    spaced = flag in _SPACED and _SPACED[flag].search(candidate.before())
+    return candidate.all(_WORDS) if joined or spaced else NO_MATCH
 
 
 PGPASS_LEAD: Final = r":(?:[0-9]{4,5}|\*):[^\s:]{1,63}:[^\s:]{1,63}:"
 _HOST: Final = re.compile(rb"(?:^|[\s\"'`])(?:[\w-]*[g-zG-Z_.-][\w.-]*|\*)\Z")
 
 
-def read_pgpass(found: Candidate) -> int:
+def read_pgpass(candidate: Candidate) -> int:
     """Read the password of a line HOST:PORT:DATABASE:USER:PASSWORD. IPv6 addresses have colons, too."""
-    text = found.peek(_WORDS)
+    text = candidate.peek(_WORDS)
     secret = secret_values.is_random(text) or (secret_values.has_digit(text) and len(text) >= _KEY)
-    return found.all(_WORDS) if secret and _HOST.search(found.before()) else NO_MATCH
+    return candidate.all(_WORDS) if secret and _HOST.search(candidate.before()) else NO_MATCH
 
 
 PAIR_LEAD: Final = (
@@ -100,23 +100,27 @@ PAIR_LEAD: Final = (
 _QUOTED: Final = {quote: b"(?:[^\\\\\n" + quote + rb"]|\\[^\n])*" for quote in (b'"', b"'")}
 
 
-def read_pair(found: Candidate) -> int:
+def read_pair(candidate: Candidate) -> int:
     """Read the second of two quoted values, as in `auth=("ann", "…")`."""
-    pattern = _QUOTED[found.lead()[-1:]]
-    text = found.peek(pattern)
+    pattern = _QUOTED[candidate.lead()[-1:]]
+    text = candidate.peek(pattern)
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
-    return found.all(pattern) if secret_values.is_random(text) or secret_values.has_digit(text) else NO_MATCH
+    return candidate.all(pattern) if secret_values.is_random(text) or secret_values.has_digit(text) else NO_MATCH
 
 
 DSN_LEAD: Final = r"dsn[\"']?\s{0,2}[=:]\s{0,2}[\"']?[a-z0-9_.-]{1,32}:"
 
 
-def read_dsn(found: Candidate) -> int:
+def read_dsn(candidate: Candidate) -> int:
     """Read the password of a data source name, as in `app:…@tcp(db:3306)/shop`."""
-    text = found.peek(_UP_TO_HOST)
+    text = candidate.peek(_UP_TO_HOST)
     secret = len(text) >= _SHORTEST and not secret_values.is_harmless(text)
-    return found.all(_UP_TO_HOST) if secret and found.data.startswith(b"@", found.start + len(text)) else NO_MATCH
+    return (
+        candidate.all(_UP_TO_HOST)
+        if secret and candidate.data.startswith(b"@", candidate.start + len(text))
+        else NO_MATCH
+    )
 
 
 URL_LEAD: Final = r"://[^\s/:@\"'<>]{0,64}:"
@@ -125,9 +129,9 @@ _STANDS_FOR: Final = re.compile(rb"(?i)[a-z_-]*(?:pass|pwd|secret|token)[a-z_-]*
 _PORT: Final = re.compile(rb"[0-9]+(?:[?#,]|\Z)")
 
 
-def read_url(found: Candidate) -> int:
-    stop = found.all(_URL) - 1
-    text = found.data[found.start : max(stop, found.start)]
+def read_url(candidate: Candidate) -> int:
+    stop = candidate.all(_URL) - 1
+    text = candidate.data[candidate.start : max(stop, candidate.start)]
     if not text or _PORT.match(text) or secret_values.is_harmless(text) or text.isupper() or _STANDS_FOR.match(text):
         return NO_MATCH
     return stop
@@ -136,9 +140,9 @@ def read_url(found: Candidate) -> int:
 _TOKEN_URL: Final = rb"[A-Za-z0-9_.~%-]{20,200}@"
 
 
-def read_token_url(found: Candidate) -> int:
-    text = found.peek(_TOKEN_URL)
-    return found.start + len(text) - 1 if secret_values.is_random(text) else NO_MATCH
+def read_token_url(candidate: Candidate) -> int:
+    text = candidate.peek(_TOKEN_URL)
+    return candidate.start + len(text) - 1 if secret_values.is_random(text) else NO_MATCH
 
 
 def is_basic_credential(value: bytes) -> bool:
@@ -156,20 +160,20 @@ _DIGESTS: Final = re.compile(rb"(?:sha\d*|md5|blake\w*|integrity|digest|cs_test|
 _TOKEN: Final = rb"[_-][A-Za-z0-9]{32,}"
 
 
-def read_token(found: Candidate) -> int:
+def read_token(candidate: Candidate) -> int:
     """Read a token of no known family: a word, a separator, and much randomness."""
-    text, before = found.peek(_TOKEN)[1:], found.before()
+    text, before = candidate.peek(_TOKEN)[1:], candidate.before()
     mixed = not (text.islower() or text.isupper()) and secret_values.is_token(text)
-    return found.all(_TOKEN) if mixed and _PREFIX.search(before) and not _DIGESTS.search(before) else NO_MATCH
+    return candidate.all(_TOKEN) if mixed and _PREFIX.search(before) and not _DIGESTS.search(before) else NO_MATCH
 
 
 CALL_LEAD: Final = r"(?:client|login|authenticate|configure|connect|api)\(\s{0,2}[\"']"
 _LITERAL: Final = rb"[A-Za-z0-9_.=+-]{24,}"
 
 
-def read_call_argument(found: Candidate) -> int:
+def read_call_argument(candidate: Candidate) -> int:
     """Read a key that is passed without a name."""
-    return found.all(_LITERAL) if secret_values.is_token(found.peek(_LITERAL)) else NO_MATCH
+    return candidate.all(_LITERAL) if secret_values.is_token(candidate.peek(_LITERAL)) else NO_MATCH
 
 
 _WORD: Final = "[A-Za-z0-9_-]"

@@ -138,22 +138,22 @@ class _Value(NamedTuple):
         return self.after in b"\r\n" or (self.lead.endswith(b":") and len(self.text) >= _WORD)
 
 
-def read_key(found: Candidate) -> int:
+def read_key(candidate: Candidate) -> int:
     """Read the value of a key's name. It must look random."""
-    lead = found.lead()
+    lead = candidate.lead()
     quote = _find_quote(lead)
     pattern = _choose_value_pattern(quote, lead)
-    text = found.peek(pattern)
+    text = candidate.peek(pattern)
     if len(text) < _KEY or not _NEAR_KEY.match(text) or not _is_drawn(text, lead):
         return NO_MATCH
-    before = found.before()
-    stop = found.start + len(text)
-    value = _Value(text, lead, before, found.data[stop : min(stop + 1, found.end)])
+    before = candidate.before()
+    stop = candidate.start + len(text)
+    value = _Value(text, lead, before, candidate.data[stop : min(stop + 1, candidate.end)])
     if _is_part_of_more(value, quote) or secret_values.is_harmless(text) or _OTHER_NAME.search(before):
         return NO_MATCH
     if not quote and (secret_values.is_code(text, value.after) or not _is_said_key(value)):
         return NO_MATCH
-    return found.all(pattern) if quote else _trim_end(found, pattern)
+    return candidate.all(pattern) if quote else _trim_end(candidate, pattern)
 
 
 def _is_drawn(text: bytes, lead: bytes) -> bool:
@@ -172,26 +172,26 @@ def _is_said_key(value: _Value) -> bool:
     return len(value.text) >= (_LONGER if _SHORT_NAME.match(value.lead) else _LONG)
 
 
-def read_password(found: Candidate) -> int:
+def read_password(candidate: Candidate) -> int:
     """Read the value of a password's name. It may be a word."""
-    lead = found.lead()
+    lead = candidate.lead()
     quote = _find_quote(lead)
-    variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(found.before()) is not None
+    variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(candidate.before()) is not None
     pattern = _LINE if variable else _choose_value_pattern(quote, lead)
-    text = found.peek(pattern)
+    text = candidate.peek(pattern)
     if len(text) < _SHORTEST or secret_values.is_harmless(text):
         return NO_MATCH
-    stop = found.start + len(text)
-    value = _Value(text, lead, found.before(), found.data[stop : min(stop + 1, found.end)])
+    stop = candidate.start + len(text)
+    value = _Value(text, lead, candidate.before(), candidate.data[stop : min(stop + 1, candidate.end)])
     if _is_part_of_more(value, quote) or secret_values.is_number(text) or _HASH.match(text) or text.startswith(_PEM):
         return NO_MATCH
     if quote or lead.endswith(b">"):
-        return found.all(pattern) if _is_quoted_password(value) else NO_MATCH
-    return _trim_end(found, pattern) if _is_bare_password(value) else NO_MATCH
+        return candidate.all(pattern) if _is_quoted_password(value) else NO_MATCH
+    return _trim_end(candidate, pattern) if _is_bare_password(value) else NO_MATCH
 
 
-def _trim_end(found: Candidate, pattern: bytes) -> int:
-    return found.start + len(found.data[found.start : found.all(pattern)].rstrip(_TRAILING))
+def _trim_end(candidate: Candidate, pattern: bytes) -> int:
+    return candidate.start + len(candidate.data[candidate.start : candidate.all(pattern)].rstrip(_TRAILING))
 
 
 def _is_part_of_more(value: _Value, quote: bytes) -> bool:

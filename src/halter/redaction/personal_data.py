@@ -156,7 +156,7 @@ def _match_escape(letter: str) -> bytes:
 
 
 def unescape_name(spelled: str) -> str:
-    plain = _ESCAPE.sub(lambda found: _ENDS.get(found[3], found[3]) or chr(int(found[1] or found[2], 16)), spelled)
+    plain = _ESCAPE.sub(lambda match: _ENDS.get(match[3], match[3]) or chr(int(match[1] or match[2], 16)), spelled)
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 

@@ -118,7 +118,7 @@ class Redactor:
 
     def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
         likely = select_secrets(environment or {})
-        self._known = LiveValues({**likely, **secrets})
+        self._live_values = LiveValues({**likely, **secrets})
         longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
         self.spaced = min(_SPACED * longest, LONGEST_SPELLING)
         self._marks = frozenset(
@@ -143,7 +143,7 @@ class Redactor:
         found: list[SecretSpan] = []
         for start, end in self._between_marks(data):
             at = start
-            for known in self._known.find(data, start, end):
+            for known in self._live_values.find(data, start, end):
                 found.extend(_find_family_spans(self._shapes, data, at, known.start))
                 found.append(SecretSpan(known.start, known.end, known.name, known.start))
                 at = known.end
@@ -153,7 +153,9 @@ class Redactor:
     def may_go_on(self, data: bytes, start: int) -> bool:
         """Whether text after `start` may begin a secret that goes on after a blank."""
         end = len(data)
-        return compile_regex(SEVERAL_WORDS).search(data, start, end) is not None or self._known.begins(data, start, end)
+        return compile_regex(SEVERAL_WORDS).search(data, start, end) is not None or self._live_values.begins(
+            data, start, end
+        )
 
     def _between_marks(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the ranges between marks. Only marks with known names count."""
@@ -308,15 +310,15 @@ class StreamRedactor:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._told = b""
-        self._held = b""
+        self._emitted_tail = b""
+        self._buffer = b""
         self._fresh: list[str] = []
         self._waiting = 0
 
     def feed(self, chunk: str) -> str:
         self._fresh.append(chunk)
         self._waiting += len(chunk)
-        if self._waiting * 4 <= len(self._held):
+        if self._waiting * 4 <= len(self._buffer):
             return ""
         return self._released(ended=False)
 
@@ -325,8 +327,8 @@ class StreamRedactor:
 
     def _released(self, *, ended: bool) -> str:
         """Redact the held-back text with what precedes it, and release what is certain."""
-        at = len(self._told)
-        data = self._told + self._held + to_body("".join(self._fresh))
+        at = len(self._emitted_tail)
+        data = self._emitted_tail + self._buffer + to_body("".join(self._fresh))
         self._fresh.clear()
         self._waiting = 0
         spans = [span for span in self._redactor.spans(data) if span.end > at]
@@ -335,7 +337,7 @@ class StreamRedactor:
         hidden = [span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut]
         # What was hidden says nothing about what follows it; the rest may announce it.
         begin = max([_align_to_character(data, max(cut - TOLD_LENGTH, 0)), *(span.end + at for span in hidden)])
-        self._told, self._held = data[begin:cut], data[cut:]
+        self._emitted_tail, self._buffer = data[begin:cut], data[cut:]
         return hide_spans(data[at:cut], hidden).decode("utf-8", "surrogatepass")
 
     def _find_certain_end(self, data: bytes) -> int:
@@ -525,9 +527,9 @@ def change_json_strings(text: str, change: ChangeText, outside: ChangeText, brok
     """Change every string in some JSON, and what is outside; `broken` changes unreadable ones."""
     changed: list[str] = []
     at = 0
-    for found in _LITERAL.finditer(text):
-        changed += (outside(text[at : found.start()]), '"', _change_literal(found[1], change, broken), found[2])
-        at = found.end()
+    for match in _LITERAL.finditer(text):
+        changed += (outside(text[at : match.start()]), '"', _change_literal(match[1], change, broken), match[2])
+        at = match.end()
     return "".join((*changed, outside(text[at:])))
 
 

@@ -194,7 +194,7 @@ class LiveValues:
         self._beginnings = [spelling.beginning() for _, spelling in self._spellings]
         self._any = Regex(join_patterns(self._beginnings)) if self._beginnings else None
         self._which: RegexSet | None = None
-        self._whole: dict[int, Regex] = {}
+        self._patterns: dict[int, Regex] = {}
 
     def find(self, data: bytes, start: int, end: int) -> Iterator[LiveSecret]:
         while self._any is not None and (match := self._any.search(data, start, end)) is not None:
@@ -216,6 +216,6 @@ class LiveValues:
         return None
 
     def _compiled(self, index: int, spelling: Spelling) -> Regex:
-        if index not in self._whole:
-            self._whole[index] = Regex(spelling.whole())
-        return self._whole[index]
+        if index not in self._patterns:
+            self._patterns[index] = Regex(spelling.whole())
+        return self._patterns[index]

@@ -289,16 +289,16 @@ class _OptionWalk:
             name, equals, value = word.partition("=")
             known = [option for option in self._wrapper.options if option.startswith(name)]
             best = name if name in self._wrapper.options else known[0] if known else ""
-            self._take(best, value if equals else None)
+            self._consume(best, value if equals else None)
             return
         for index, letter in enumerate(word[1:], 2):
             kind = self._wrapper.options.get(f"-{letter}")
             if kind != "":
-                self._take(f"-{letter}", word[index:] or None)
+                self._consume(f"-{letter}", word[index:] or None)
                 return
-            self._take(f"-{letter}", None)
+            self._consume(f"-{letter}", None)
 
-    def _take(self, name: str, attached: str | None) -> None:
+    def _consume(self, name: str, attached: str | None) -> None:
         kind = self._wrapper.options.get(name)
         self._sure = self._sure and kind is not None
         self._looks = self._looks or name in self._wrapper.looks
@@ -382,11 +382,11 @@ class ParseBudget:
     """How much may be read for one line; bounds lines that are nested in lines."""
 
     def __init__(self, length: int) -> None:
-        self._left = _EFFORT * length + _LEAST_EFFORT
+        self._remaining = _EFFORT * length + _LEAST_EFFORT
 
     def spend(self, length: int) -> bool:
-        self._left -= length + 10
-        return self._left >= 0
+        self._remaining -= length + 10
+        return self._remaining >= 0
 
 
 def make_parse_budget(given: str | Sequence[str]) -> ParseBudget:
@@ -453,11 +453,13 @@ class _CommandParser:
             yield from self._shell(command, depth)
         elif program == "eval":
             yield command
-            yield from self._within(command, self.line(" ".join(command.argv[1:]), depth + 1))
+            yield from self._parse_nested(command, self.line(" ".join(command.argv[1:]), depth + 1))
         elif program == "find":
             yield command
             for argv in _list_find_commands(command.argv):
-                yield from self._within(command, self.command(msgspec.structs.replace(command, argv=argv), depth + 1))
+                yield from self._parse_nested(
+                    command, self.command(msgspec.structs.replace(command, argv=argv), depth + 1)
+                )
         elif (inner := unwrap_command(command.argv)) is not None:
             yield from self._wrapper(command, inner, depth)
         else:
@@ -473,20 +475,20 @@ class _CommandParser:
                 "*": " ".join(rest[1:]),
                 **{str(at): word for at, word in enumerate(rest)},
             }
-            yield from self._within(command, self.line(code, depth + 1, known, command))
+            yield from self._parse_nested(command, self.line(code, depth + 1, known, command))
             return
         given = [feed.text for feed in command.given] if {*rest[:1], *command.reads} & {"/dev/fd/63"} else []
         sources = given or [command.input]
         for text in sources:
             if text is not None:
-                yield from self._within(command, self.line(text, depth + 1))
+                yield from self._parse_nested(command, self.line(text, depth + 1))
 
     def _wrapper(self, command: Command, inner: WrappedCommand, depth: int) -> Iterator[ParsedCommand]:
         program = command.program
         if not inner.argv and not inner.lines:
             yield command
             if program in _OPENS_SHELL and command.is_fed:
-                yield from self._within(
+                yield from self._parse_nested(
                     command, self.command(msgspec.structs.replace(command, argv=("sh",)), depth + 1)
                 )
             return
@@ -503,12 +505,12 @@ class _CommandParser:
         elif inner.joins and argv:
             lines, argv = [*lines, " ".join(argv)], ()
         for line in lines:
-            yield from self._within(command, self.line(line, depth + 1, source=command))
+            yield from self._parse_nested(command, self.line(line, depth + 1, source=command))
         if argv:
             bare = msgspec.structs.replace(command, argv=argv, sets=(), writes=())
-            yield from self._within(command, self.command(bare, depth + 1))
+            yield from self._parse_nested(command, self.command(bare, depth + 1))
 
-    def _within(self, outer: Command, found: Iterator[ParsedCommand]) -> Iterator[ParsedCommand]:
+    def _parse_nested(self, outer: Command, found: Iterator[ParsedCommand]) -> Iterator[ParsedCommand]:
         for each in found:
             if isinstance(each, UnreadableCommand):
                 yield each
@@ -592,11 +594,11 @@ def list_find_roots(argv: Sequence[str]) -> tuple[str, ...]:
     return sample_words(roots) or (".",)
 
 
-def sample_words(words: Sequence[str], most: int = 16) -> tuple[str, ...]:
+def sample_words(words: Sequence[str], limit: int = 16) -> tuple[str, ...]:
     """Keep some of many words, always with those that name whole systems."""
-    if len(words) <= most:
+    if len(words) <= limit:
         return tuple(words)
-    return (*words[:most], *islice(filter(is_root, words[most:]), most))
+    return (*words[:limit], *islice(filter(is_root, words[limit:]), limit))
 
 
 def _list_xargs_commands(inner: WrappedCommand, command: Command) -> Iterator[tuple[str, ...]]:

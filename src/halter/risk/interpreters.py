@@ -110,7 +110,7 @@ def is_interpreter(program: str) -> bool:
 
 
 def code_risk(code: str) -> Iterator[JudgeFinding]:
-    texts = [found[1] or found[2] or found[3] or "" for found in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
+    texts = [match[1] or match[2] or match[3] or "" for match in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
     if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
         yield "CRITICAL", "code that deletes a home or a system"
     if _WRITING.search(code) and any(is_policy(text) for text in texts):
@@ -118,8 +118,8 @@ def code_risk(code: str) -> Iterator[JudgeFinding]:
     if _DROPPING.search(code):
         yield "CRITICAL", "code that empties or deletes a database"
     yield MentionedWords(tuple(text for text in texts if text))
-    for found in islice(_STARTED.finditer(code), _MOST_STARTED):
-        yield NestedCommand(found[1])
+    for match in islice(_STARTED.finditer(code), _MOST_STARTED):
+        yield NestedCommand(match[1])
 
 
 def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
@@ -378,8 +378,8 @@ def _debugger(command: Command) -> Iterator[JudgeFinding]:
     )
     for line in lines:
         yield "HIGH", f"{command.program} is given commands"
-        found = _SHELL_OF_DEBUGGER.match(line)
-        yield NestedCommand(found[1] if found else "")
+        match = _SHELL_OF_DEBUGGER.match(line)
+        yield NestedCommand(match[1] if match else "")
         yield from code_risk(line)
     for _ in list_option_values(words, "-x", "--command", "-s", "--source"):
         yield "HIGH", f"{command.program} is given commands"

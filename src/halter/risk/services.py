@@ -100,7 +100,7 @@ _MOUNT: Final = re.compile(r"(?:src|source)=([^,]*)")
 def _container(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     mounts = [value.partition(":")[0] for value in list_option_values(words, "-v", "--volume")]
-    mounts += [found[1] for value in list_option_values(words, "--mount") if (found := _MOUNT.search(value))]
+    mounts += [match[1] for value in list_option_values(words, "--mount") if (match := _MOUNT.search(value))]
     for place in mounts:
         if is_root(place) or place.endswith("docker.sock"):
             yield "CRITICAL", f"a container is given {place}"
@@ -164,11 +164,11 @@ def _database(command: Command) -> Iterator[JudgeFinding]:
         statement = text.partition("=")[2] if text.startswith("--") else text
         statement = statement[2:] if re.match(r"-[a-z]\S", statement) else statement
         yield from sql_risk(statement)
-        for found in _SHELL_OF_CLIENT.finditer(statement):
+        for match in _SHELL_OF_CLIENT.finditer(statement):
             yield "HIGH", f"{command.program} runs a program"
-            yield NestedCommand(found[1] or found[2] or "")
-        for found in _WRITTEN_BY_CLIENT.finditer(statement):
-            yield from path_risk(found[1], "write")
+            yield NestedCommand(match[1] or match[2] or "")
+        for match in _WRITTEN_BY_CLIENT.finditer(statement):
+            yield from path_risk(match[1], "write")
         if _LOADED_BY_CLIENT.search(statement):
             yield "HIGH", f"{command.program} loads a library"
     for path in list_operands(words)[:1] if command.program in {"sqlite3", "duckdb"} else ():

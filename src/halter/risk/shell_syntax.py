@@ -66,8 +66,8 @@ def family_of(program: str) -> str:
     """The name of an interpreter without its version: `python` for `python3.11`."""
     if _PYTHON.fullmatch(program):
         return "python"
-    found = _NUMBERED.fullmatch(program)
-    return found[1] if found else program
+    match = _NUMBERED.fullmatch(program)
+    return match[1] if match else program
 
 
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|0[0-7]{0,3}|[1-7][0-7]{0,2}|[\s\S])")
@@ -121,8 +121,8 @@ def unescape_text(text: str) -> str:
     return _ESCAPE.sub(_unescape_sign, text)
 
 
-def _unescape_sign(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescape_sign(match: re.Match[str]) -> str:
+    code = match[1]
     if code[0] == "x" and len(code) > 1:
         return chr(int(code[1:], 16))
     if code[0].isdigit() and code.isascii() and "8" not in code and "9" not in code:
@@ -164,7 +164,7 @@ def _format_printf(words: Sequence[str]) -> str:
         return ""
     values = iter(words[1:])
     pattern = unescape_text(words[0])
-    written = _DIRECTIVE.sub(lambda found: "%" if found[0] == "%%" else unescape_text(next(values, "")), pattern)
+    written = _DIRECTIVE.sub(lambda match: "%" if match[0] == "%%" else unescape_text(next(values, "")), pattern)
     return " ".join([written, *(unescape_text(value) for value in values)])
 
 
@@ -449,7 +449,7 @@ class _Reader:
         draft.words, draft.meant = [], []
 
     def _take_word(self, draft: _CommandDraft) -> None:
-        word = self._word(draft)
+        word = self._read_word(draft)
         assigned = _ASSIGNED.match(word.raw)
         exports = draft.words[:1] and draft.words[0] in {"export", "declare", "local", "readonly", "typeset"}
         if assigned and (not draft.words or exports):
@@ -481,7 +481,7 @@ class _Reader:
                     if self._text[self._at] in ";&|<>()\n":
                         self._at += 1
                     else:
-                        draft.words.append(self._word(draft).raw.translate(_SHOW))
+                        draft.words.append(self._read_word(draft).raw.translate(_SHOW))
                 draft.meant = list(draft.words)
                 return
             case _:
@@ -492,7 +492,7 @@ class _Reader:
 
     def _redirect(self, draft: _CommandDraft, sign: str) -> None:
         self._skip_blanks()
-        word = self._word(draft)
+        word = self._read_word(draft)
         target = word.raw.translate(_SHOW)
         match sign:
             case "<<" | "<<-":
@@ -532,7 +532,7 @@ class _Reader:
 
     # Words
 
-    def _word(self, draft: _CommandDraft) -> _Word:
+    def _read_word(self, draft: _CommandDraft) -> _Word:
         word = _Word()
         self._known.count(words=1)
         while self._at < len(self._text):
@@ -543,7 +543,7 @@ class _Reader:
                 self._at = plain.end()
             elif sign == "'":
                 word.quoted = True
-                word.add(self._until("'").translate(_HIDE))
+                word.add(self._read_until("'").translate(_HIDE))
             elif sign == '"':
                 word.quoted = True
                 self._at += 1
@@ -571,7 +571,7 @@ class _Reader:
                 break
         return word
 
-    def _until(self, sign: str) -> str:
+    def _read_until(self, sign: str) -> str:
         end = self._text.find(sign, self._at + 1)
         if end < 0:
             raise MalformedShell
@@ -616,27 +616,27 @@ class _Reader:
             self._at += 2
             feed = self._substituted(None)
             draft.built.append(feed)
-            self._put(word, self._text[start : self._at], feed.text, quoted=quoted)
+            self._append(word, self._text[start : self._at], feed.text, quoted=quoted)
         elif following == "{":
             self._braced(word, draft, quoted=quoted)
         elif following == "'" and not quoted:
-            found = _ANSI_TEXT.match(self._text, self._at)
-            if not found:
+            match = _ANSI_TEXT.match(self._text, self._at)
+            if not match:
                 raise MalformedShell
             word.quoted = True
-            word.add(_ANSI.sub(_unescape_ansi, found[1]).translate(_HIDE))
-            self._at = found.end()
+            word.add(_ANSI.sub(_unescape_ansi, match[1]).translate(_HIDE))
+            self._at = match.end()
         elif following == '"' and not quoted:
             self._at += 1
         elif parameter:
             source = "$" + parameter[0]
             self._at = parameter.end()
-            self._put(word, source, self._known.get(parameter[0]), quoted=quoted and parameter[0] != "@")
+            self._append(word, source, self._known.get(parameter[0]), quoted=quoted and parameter[0] != "@")
         else:
             word.add("$".translate(_HIDE))
             self._at += 1
 
-    def _put(self, word: _Word, source: str, value: str | None, *, quoted: bool) -> None:
+    def _append(self, word: _Word, source: str, value: str | None, *, quoted: bool) -> None:
         """Add an expansion: as written, and its value if it is known."""
         if value is None or not self._known.spend(value):
             word.add(source.translate(_HIDE))
@@ -651,15 +651,15 @@ class _Reader:
         return _trace_pipelines(drafts)
 
     def _backticks(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
-        found = _BACKTICKED.match(self._text, self._at)
-        if not found or self._depth >= DEEPEST_LINE:
-            raise TooComplex if found else MalformedShell
-        self._at = found.end()
-        reader = _Reader(_BACKTICK_ESCAPE.sub(r"\1", found[1]), self._known, self._depth + 1)
+        match = _BACKTICKED.match(self._text, self._at)
+        if not match or self._depth >= DEEPEST_LINE:
+            raise TooComplex if match else MalformedShell
+        self._at = match.end()
+        reader = _Reader(_BACKTICK_ESCAPE.sub(r"\1", match[1]), self._known, self._depth + 1)
         drafts = reader._group("", None)
         self._inner += [*reader._inner, *_finish_commands(drafts, inner=True)]
         draft.built.append(_trace_pipelines(drafts))
-        self._put(word, found[0], draft.built[-1].text, quoted=quoted)
+        self._append(word, match[0], draft.built[-1].text, quoted=quoted)
 
     def _braced(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         """Read a parameter in braces, with its default."""
@@ -681,7 +681,7 @@ class _Reader:
                 self._at += 1
                 self._double(within, draft)
             elif self._peek() == "'" and not quoted:
-                self._until("'")
+                self._read_until("'")
             elif self._at >= len(self._text):
                 raise MalformedShell
             else:
@@ -689,11 +689,11 @@ class _Reader:
         self._at += 1
         self._depth -= 1
         source = self._text[start : self._at]
-        found = _BRACED.fullmatch(source)
-        value = self._known.get(found[1]) if found else None
-        if found and found[2] and value is None:
-            value = found[2].strip("\"'")
-        self._put(word, source, value, quoted=quoted and "@" not in source)
+        match = _BRACED.fullmatch(source)
+        value = self._known.get(match[1]) if match else None
+        if match and match[2] and value is None:
+            value = match[2].strip("\"'")
+        self._append(word, source, value, quoted=quoted and "@" not in source)
 
     def _listed(self, word: _Word, draft: _CommandDraft) -> None:
         """Read an array, or a pattern in parentheses."""
@@ -712,7 +712,7 @@ class _Reader:
             if sign in ";&|<>\n(":
                 self._at += 1
             else:
-                parts.append(self._word(draft))
+                parts.append(self._read_word(draft))
         self._at += 1
         self._depth -= 1
         listed = "(" + " ".join(part.raw for part in parts) + ")"
@@ -720,19 +720,19 @@ class _Reader:
 
     def _skip_blanks(self) -> None:
         while True:
-            found = _BLANK.match(self._text, self._at) or (
+            match = _BLANK.match(self._text, self._at) or (
                 _COMMENT.match(self._text, self._at) if self._peek() == "#" else None
             )
-            if not found:
+            if not match:
                 return
-            self._at = found.end()
+            self._at = match.end()
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
 
-def _unescape_ansi(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescape_ansi(match: re.Match[str]) -> str:
+    code = match[1]
     if code[0] in "xuU" and len(code) > 1:
         number = int(code[1:], 16)
         return chr(number) if number <= sys.maxunicode else ""
@@ -748,10 +748,10 @@ def _expand_braces(text: str) -> list[str]:
     todo = [text]
     while todo:
         each = todo.pop()
-        found = _GROUP.search(each)
-        if found:
-            parts = found[1].split(",")
-            todo += [each[: found.start()] + part + each[found.end() :] for part in reversed(parts)]
+        match = _GROUP.search(each)
+        if match:
+            parts = match[1].split(",")
+            todo += [each[: match.start()] + part + each[match.end() :] for part in reversed(parts)]
         else:
             done.append(each)
         if len(done) + len(todo) > _WORDS_OF_BRACES:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.yaml_reader import Document
-    from halter.guard.tool_door import NeedsPerson
+    from halter.guard.tool_door import ApprovalRequired
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
-    from halter.runtime.sessions import BegunSession
+    from halter.runtime.sessions import NewSession
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.conversation import Conclusion, Conversation
     from halter.tasks.run_events import RunEvent
@@ -94,7 +94,7 @@ class ProgramOptions(TypedDict, total=False):
     environ: Mapping[str, str]
 
 
-class _KeptOpen:
+class _OpenContext:
     """Gives out a context that stays open."""
 
     def __init__(self, context: "AgentContext") -> None:
@@ -151,7 +151,7 @@ class AgentProgram(ABC):
         """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
-            self._open_for_call = _KeptOpen(self._open)
+            self._open_for_call = _OpenContext(self._open)
             self._stack = stack.pop_all()
         return self
 
@@ -165,8 +165,8 @@ class AgentProgram(ABC):
 
     async def near_budget(self, session: str = "") -> bool:
         """Says whether 80 % of a cap is spent or held: the agent's, the fleet's, or that of a session."""
-        opened = self._opened()
-        return await opened.guard().near_budget(opened.agent.standing(session))
+        opened = self._open_context()
+        return await opened.guard().is_near_budget(opened.agent.make_context(session))
 
     @asynccontextmanager
     async def _opening(self) -> "AsyncGenerator[AgentContext]":
@@ -177,28 +177,28 @@ class AgentProgram(ABC):
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, open_runtime
         from halter.runtime.telemetry import trace_process
 
-        options, written = self._options, self._written()
+        options, written = self._options, self._read_fleet()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
         app_of = open_runtime(
             self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written
         )
         async with app_of as app, AsyncExitStack() as stack:
-            if app.policy is not None and (told := app.policy.told()):
-                warnings.warn(told, PolicyWarning, stacklevel=2)
+            if app.policy is not None and (sentence := app.policy.describe_difference()):
+                warnings.warn(sentence, PolicyWarning, stacklevel=2)
             worker = make_worker_id(self._name, app.ids)
             app.trouble.tell = options.get("tell", ignore_problem)
             await stack.enter_async_context(trace_process(app, _LOG.warning))
             await stack.enter_async_context(keep_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
             # Before it owns a session: see `start_session`.
             await app.patient().beat(worker)
-            agent, models = await self._assembled(app, stack)
+            agent, models = await self._assemble(app, stack)
             yield AgentContext(app, agent, models, worker, lease + SECOND)
 
     @abstractmethod
-    async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
+    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
         """Assembles the agent that the program describes; `stack` closes it with the store."""
 
-    def _written(self) -> "FleetConfig | None":
+    def _read_fleet(self) -> "FleetConfig | None":
         """Return the fleet that the program configures, by keys or by the path of a file."""
         from halter.config.merge import parse_fleet, read_fleet
 
@@ -207,7 +207,7 @@ class AgentProgram(ABC):
             return read_fleet(Path(fleet))
         return parse_fleet(build_document(fleet, f"the {self.NOUN}'s fleet")) if fleet else None
 
-    def _opened(self) -> "AgentContext":
+    def _open_context(self) -> "AgentContext":
         if self._open is None:
             raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
         return self._open
@@ -284,7 +284,7 @@ class Agent(AgentProgram):
     def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
         reject_unknown_options(options, AgentOptions.__optional_keys__, "an agent")
         super().__init__(name, store, options)
-        self._said_of: AgentOptions = options
+        self._agent_options: AgentOptions = options
         self._folder: Path | None = None
         self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
         self._log_wait: WaitListener = partial(_log_wait, name, self._settings.store)
@@ -309,14 +309,14 @@ class Agent(AgentProgram):
         """
         from halter.tasks.agent_tool import AgentTool
 
-        most = None if max_cost_usd is None else round(Decimal(str(max_cost_usd)) * DOLLAR)
-        return AgentTool(self._name, description, max_cost=most, hands_off=hand_off, open=self._open_beside)
+        limit = None if max_cost_usd is None else round(Decimal(str(max_cost_usd)) * DOLLAR)
+        return AgentTool(self._name, description, max_cost=limit, hands_off=hand_off, open=self._open_beside)
 
     @asynccontextmanager
     async def _open_beside(self, context: "AgentContext") -> "AsyncGenerator[AgentContext]":
         """Yields this agent's context in the store and the fleet of the one that asks it."""
         async with AsyncExitStack() as stack:
-            agent, models = await self._assembled(context.app, stack)
+            agent, models = await self._assemble(context.app, stack)
             agent = await self._add_dynamic_parts(agent, None)
             yield replace(context, agent=agent, models=models, bound=None, form=self._make_form(None, None))
 
@@ -365,13 +365,13 @@ class Agent(AgentProgram):
         """Runs with another model inside of the block: in tests, one of `halter.testing.models`."""
         if self._open is not None:
             raise ConfigError("The agent is open already: override its model before it is.")
-        options, said_of = self._options, self._said_of
+        options, said_of = self._options, self._agent_options
         overridden: AgentOptions = {**said_of, "model": model, "fallback_models": ()}
-        self._options, self._said_of = overridden, overridden
+        self._options, self._agent_options = overridden, overridden
         try:
             yield self
         finally:
-            self._options, self._said_of = options, said_of
+            self._options, self._agent_options = options, said_of
 
     @overload
     async def run(
@@ -416,30 +416,30 @@ class Agent(AgentProgram):
         call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
         session begins with, those of a result or of Pydantic AI, and `files` are pictures, PDFs, sound and texts.
         """
-        async with self._for_call() as opened:
+        async with self._enter_for_call() as opened:
             context, form = await self._bind(opened, deps), self._make_form(output_type, deps)
             # As `_attended`, without its frame and what began the run while it waits: there may be thousands.
             conversation = await self._claim(
                 context, await _send_message(context, message, session, id, kind, history, files), form
             )
             try:
-                return await self._conclude(conversation, await conversation.attend(), form)
+                return await self._conclude(conversation, await conversation.run_until_parked(), form)
             except BaseException as error:
-                await conversation.give_back(error)
+                await conversation.release(error)
                 raise
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
         """Resumes a session after a crash, a rest, or any end except a cancellation."""
-        from halter.runtime.sessions import BegunSession, reopen_agent_session, say_to_session
+        from halter.runtime.sessions import NewSession, post_message, reopen_agent_session
 
-        async with self._for_call() as opened:
+        async with self._enter_for_call() as opened:
             context = await self._bind(opened, deps)
             await reopen_agent_session(context, session)
             if message:
-                await say_to_session(context, session, message)
-            return await self._attended(context, BegunSession(SessionId(session)), self._make_form(output_type, deps))
+                await post_message(context, session, message)
+            return await self._run_attended(context, NewSession(SessionId(session)), self._make_form(output_type, deps))
 
     async def fork(
         self,
@@ -455,21 +455,21 @@ class Agent(AgentProgram):
 
         Its budget is its own. What was approved in the other one is not inherited; what others wrote stays marked.
         """
-        from halter.runtime.sessions import BegunSession, begin_fork, read_fork, read_session_row
+        from halter.runtime.sessions import NewSession, begin_fork, read_fork, read_session_row
 
-        async with self._for_call() as opened:
+        async with self._enter_for_call() as opened:
             context = await self._bind(opened, deps)
-            context.demand_model()
+            context.require_model()
             fork = await read_fork(context.store, await read_session_row(context, session), at)
-            by, redact, known = context.app.settings.person, context.guard().redacted, await context.definition()
+            by, redact, known = context.app.settings.person, context.guard().redact, await context.definition()
             forked = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
-            return await self._attended(context, BegunSession(forked), self._make_form(output_type, deps))
+            return await self._run_attended(context, NewSession(forked), self._make_form(output_type, deps))
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Returns what was said in a session, up to the event `at`, or its newest."""
         from halter.runtime.sessions import read_fork, read_session_row
 
-        async with self._for_call() as context:
+        async with self._enter_for_call() as context:
             return (await read_fork(context.store, await read_session_row(context, session), at)).messages
 
     async def cost_usd(self, session: str) -> Decimal:
@@ -477,7 +477,7 @@ class Agent(AgentProgram):
         from halter.guard.ledger import read_budget
         from halter.runtime.sessions import read_session_row
 
-        async with self._for_call() as context:
+        async with self._enter_for_call() as context:
             await read_session_row(context, session)
             row = await read_budget(context.store, f"session:{session}")
             return micros_to_usd(row.spent + row.held)
@@ -501,11 +501,11 @@ class Agent(AgentProgram):
         from halter.tasks.run_events import stream_queue
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
-        watching = LoopObserver(chunks.put_nowait)
-        async with self._for_call() as opened:
+        observer = LoopObserver(chunks.put_nowait)
+        async with self._enter_for_call() as opened:
             context = await self._bind(opened, deps)
-            begun = await _send_message(context, message, session, id, kind, history, files)
-            run = partial(self._attended, context, begun, None, watching)
+            new_session = await _send_message(context, message, session, id, kind, history, files)
+            run = partial(self._run_attended, context, new_session, None, observer)
             async with aclosing(stream_queue(chunks, run)) as items:
                 async for item in items:
                     yield item
@@ -529,11 +529,13 @@ class Agent(AgentProgram):
         from halter.tasks.run_events import RunEvents, stream_queue
 
         events = RunEvents()
-        async with self._for_call() as opened:
+        async with self._enter_for_call() as opened:
             context = await self._bind(opened, deps)
-            begun = await _send_message(context, message, session, id, kind, history, files)
-            waits = events.wait_with(self._said_of.get("waits", self._log_wait))
-            run = partial(self._attended, context, begun, self._make_form(output_type, deps), events.observe(), waits)
+            new_session = await _send_message(context, message, session, id, kind, history, files)
+            waits = events.wait_with(self._agent_options.get("waits", self._log_wait))
+            run = partial(
+                self._run_attended, context, new_session, self._make_form(output_type, deps), events.observe(), waits
+            )
             async with aclosing(stream_queue(events.queue, run)) as items:
                 async for item in items:
                     yield item
@@ -542,36 +544,36 @@ class Agent(AgentProgram):
         """Calls `run` from a program that is not async."""
         return asyncio.run(self.run(message, **options))
 
-    async def _attended(
+    async def _run_attended(
         self,
         context: "AgentContext",
-        begun: "BegunSession",
+        new_session: "NewSession",
         form: "AnswerForm | None",
-        watching: "LoopObserver | None" = None,
+        observer: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> Result[Any]:
-        conversation = await self._claim(context, begun, form, watching, waits)
+        conversation = await self._claim(context, new_session, form, observer, waits)
         try:
-            return await self._conclude(conversation, await conversation.attend(), form)
+            return await self._conclude(conversation, await conversation.run_until_parked(), form)
         except BaseException as error:
-            await conversation.give_back(error)
+            await conversation.release(error)
             raise
 
     async def _claim(
         self,
         context: "AgentContext",
-        begun: "BegunSession",
+        new_session: "NewSession",
         form: "AnswerForm | None",
-        watching: "LoopObserver | None" = None,
+        observer: "LoopObserver | None" = None,
         waits: "WaitListener | None" = None,
     ) -> "Conversation":
         """Takes a session, to be attended here; what its answer streams to is heard while it does."""
         agent = context.agent
-        if watching is not None and watching.listen is not None and agent.mind.streaming is None:
-            context = replace(context, agent=replace(agent, mind=replace(agent.mind, streaming=True)))
+        if observer is not None and observer.listen is not None and agent.model_settings.streaming is None:
+            context = replace(context, agent=replace(agent, mind=replace(agent.model_settings, streaming=True)))
         answer = None if form is None else form.tool
-        waits = waits or self._said_of.get("waits", self._log_wait)
-        return (await begun.claim(context, watching, waits, answer)).conversation
+        waits = waits or self._agent_options.get("waits", self._log_wait)
+        return (await new_session.claim(context, observer, waits, answer)).conversation
 
     async def _conclude(
         self, conversation: "Conversation", came: "Conclusion", form: "AnswerForm | None"
@@ -586,7 +588,7 @@ class Agent(AgentProgram):
         arguments = find_accepted_call(loop.messages[-2:], FINAL_ANSWER) if loop.turn.answered else None
         return replace(result, output=None if arguments is None else await form.read(arguments))
 
-    def _for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
+    def _enter_for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
         """The open context, or one that is opened for this call alone."""
         return self._open_for_call or self._opening()
 
@@ -604,44 +606,46 @@ class Agent(AgentProgram):
         """Asks the functions of the program for instructions and tools, once for each run."""
         from halter.runtime import assemble
 
-        said = [str(await _call_with_deps(function, deps)) for function in self._instructions]
-        if any(words.strip() for words in said):
-            instructions = "\n\n".join(words for words in (agent.mind.instructions, *said) if words.strip())
-            agent = replace(agent, mind=replace(agent.mind, instructions=instructions))
+        texts = [str(await _call_with_deps(function, deps)) for function in self._instructions]
+        if any(words.strip() for words in texts):
+            instructions = "\n\n".join(words for words in (agent.model_settings.instructions, *texts) if words.strip())
+            agent = replace(agent, mind=replace(agent.model_settings, instructions=instructions))
         more = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
         if more:
             assemble.protect_tools(more, assemble.list_protected_paths(self._settings, None, None))
             agent = replace(agent, tools=assemble.index_tools([*agent.tools.values(), *more]))
         return agent
 
-    async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
+    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
         from halter.loop.decide import FINAL_ANSWER
         from halter.runtime.agent_context import models_of
         from halter.runtime.assemble import assemble_agent
 
         given: Mapping[str, Model] = {}
         if self._folder is None:
-            agent, given = await self._said(app, stack)
+            agent, given = await self._parse_options(app, stack)
         else:
             agent = await stack.enter_async_context(assemble_agent(app, self._folder))
-        if self._said_of.get("native_output", False):
-            agent = replace(agent, mind=replace(agent.mind, native_output=FINAL_ANSWER))
+        if self._agent_options.get("native_output", False):
+            agent = replace(agent, mind=replace(agent.model_settings, native_output=FINAL_ANSWER))
         return agent, await stack.enter_async_context(models_of(app, agent, given))
 
-    def _written(self) -> "FleetConfig | None":
+    def _read_fleet(self) -> "FleetConfig | None":
         """Falls back to the fleet file of an agent in a folder."""
         from halter.runtime.runtime import read_local_fleet
 
-        said = super()._written()
+        said = super()._read_fleet()
         return read_local_fleet(self._settings) if said is None and self._folder is not None else said
 
-    async def _said(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Mapping[str, Model]]":
+    async def _parse_options(
+        self, app: "Runtime", stack: AsyncExitStack
+    ) -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Parses the options as an agent file, so that the same checks apply with the same messages."""
         from halter.config.resolve import check_named_tools, resolve_agent
         from halter.runtime import assemble
         from halter.tasks.task_tools import list_verb_specs
 
-        options = self._said_of
+        options = self._agent_options
         fallbacks = options.get("fallback_models", ())
         if isinstance(fallbacks, str):
             raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
@@ -654,8 +658,8 @@ class Agent(AgentProgram):
         resolved = resolve_agent(app.fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
-            mind = replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
-            resolved = replace(resolved, mind=mind)
+            mind = replace(resolved.model_settings, model=names[0], fallback_models=tuple(names[1:]))
+            resolved = replace(resolved, model_settings=mind)
         secrets = resolve_secrets(options, self._environ)
         servers = self._read_servers()
         offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved.policy, secrets))
@@ -677,17 +681,17 @@ class Agent(AgentProgram):
         """Parses the program's MCP servers as those of a file, so that the same checks apply."""
         from halter.config.mcp_file import parse_servers
 
-        said = self._said_of.get("mcp_servers", {})
+        said = self._agent_options.get("mcp_servers", {})
         document = build_document({"mcpServers": dict(said)}, "the agent's mcp_servers")
         return parse_servers(document, Path.cwd(), self._environ) if said else ()
 
 
-def _log_wait(name: str, store: str, asked: "NeedsPerson", _: State) -> None:
+def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> None:
     """Say on the log, by default on stderr, why nothing seems to happen."""
     from halter.journal.open import name_store_place
 
     place = name_store_place(store)
-    _LOG.warning("%s waits for your decision %s: halter inbox --store %s", name, asked.decision, place)
+    _LOG.warning("%s waits for your decision %s: halter inbox --store %s", name, approval.decision, place)
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
@@ -704,7 +708,7 @@ async def _send_message(
     kind: SessionKind,
     history: Sequence[Any] = (),
     files: "Sequence[File | str | Path]" = (),
-) -> "BegunSession":
+) -> "NewSession":
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
     if not session:
         # By its own module: what is imported from a package is looked for each time.
@@ -714,11 +718,11 @@ async def _send_message(
         return await open_session(context, message, kind, new, history=given, attends=True)
     if history or files:
         raise ConfigError(f"Session {session} has begun already: give a history, or files, only to a new one.")
-    from halter.runtime.sessions import BegunSession, reopen_agent_session, say_to_session
+    from halter.runtime.sessions import NewSession, post_message, reopen_agent_session
 
     await reopen_agent_session(context, session)
-    await say_to_session(context, session, message)
-    return BegunSession(SessionId(session))
+    await post_message(context, session, message)
+    return NewSession(SessionId(session))
 
 
 def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":

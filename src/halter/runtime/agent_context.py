@@ -42,13 +42,13 @@ class Models:
     def __init__(self, app: Runtime, agent: AssembledAgent, given: Mapping[str, Model]) -> None:
         self._app = app
         self._agent = agent
-        self._made: dict[str, Model] = dict(given)
+        self._by_name: dict[str, Model] = dict(given)
 
-    def named(self, name: str) -> Model:
+    def get(self, name: str) -> Model:
         """Returns a model, made on first use. Raises ConfigError if something is missing."""
-        if name not in self._made:
-            self._made[name] = self._model(name)
-        return self._made[name]
+        if name not in self._by_name:
+            self._by_name[name] = self._model(name)
+        return self._by_name[name]
 
     def _model(self, name: str) -> Model:
         agent = self._agent
@@ -56,15 +56,17 @@ class Models:
         if provider == SCRIPTED:
             from halter.models.scripted import make_scripted_model
 
-            return make_scripted_model(list(agent.mind.script), agent.script_at, self._app.clock, ModelName.parse(name))
+            return make_scripted_model(
+                list(agent.model_settings.script), agent.script_at, self._app.clock, ModelName.parse(name)
+            )
         if provider == REFLEX:
             from halter.models.reflex import make_reflex_model
 
-            return make_reflex_model(list(agent.mind.reflex), agent.reflex_at, ModelName.parse(name))
+            return make_reflex_model(list(agent.model_settings.reflex), agent.reflex_at, ModelName.parse(name))
         from halter.models.providers import make_model
         from halter.models.wire import ModelHabits
 
-        mind = agent.mind
+        mind = agent.model_settings
         habits = ModelHabits(mind.temperature, mind.thinking, mind.native_output)
         return make_model(name, mind.providers, self._key, habits)
 
@@ -73,7 +75,7 @@ class Models:
         return secrets.value(name) if name in secrets.names() else self._app.environ.get(name)
 
     async def close(self) -> None:
-        for model in self._made.values():
+        for model in self._by_name.values():
             close = getattr(model, "aclose", None)
             if close is not None:
                 await close()
@@ -101,14 +103,14 @@ class _GuardInputs(NamedTuple):
     hidden: Mapping[str, str]
     environ: Mapping[str, str]
 
-    def same(self, other: "_GuardInputs") -> bool:
+    def matches(self, other: "_GuardInputs") -> bool:
         """Whether a guard made of one serves the other."""
         app, policy, secrets, simulates, *values = other
         same = self.app is app and self.policy is policy and self.secrets is secrets and self.simulates is simulates
         return same and [self.hidden, self.environ] == values
 
 
-class _Made:
+class _Caches:
     """What is made once for all sessions of an agent, and again when its inputs change."""
 
     guard: tuple[_GuardInputs, GuardRuntime] | None = None
@@ -133,9 +135,9 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
     agent: AssembledAgent
     models: Models
     worker: WorkerId
-    patience: int = PATIENCE
-    chance: random.Random = random.SystemRandom()
-    made: _Made = msgspec.field(default_factory=_Made)
+    hold_timeout: int = PATIENCE
+    rng: random.Random = random.SystemRandom()
+    caches: _Caches = msgspec.field(default_factory=_Caches)
     bound: GuardRuntime | None = None
     brakes: type[SessionBrake] = SessionBrake
     form: AnswerForm | None = None
@@ -145,37 +147,37 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
         """The store, with retries while it is unavailable."""
         return self.app.patient()
 
-    def demand_model(self) -> None:
+    def require_model(self) -> None:
         """Raises ConfigError, before anything starts, if the agent cannot think."""
-        if self.made.thinks == (self.agent, self.models):
+        if self.caches.thinks == (self.agent, self.models):
             return
-        mind = self.agent.mind
+        mind = self.agent.model_settings
         if not mind.model:
             raise ConfigError(
                 f"{self.agent.policy.name} has no model, so it cannot think: write `model: provider:model` into its "
                 "agent.yaml, as in model: anthropic:claude-sonnet-4-5."
             )
         for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
-            self.models.named(name)
+            self.models.get(name)
         if mind.provider_tools:
-            self._demand_provider_tools(mind)
+            self._require_provider_tools(mind)
         for name in VERBS:
             if name in self.agent.tools:
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
-        self.made.thinks = (self.agent, self.models)
+        self.caches.thinks = (self.agent, self.models)
 
-    def _demand_provider_tools(self, mind: BrainSpec) -> None:
+    def _require_provider_tools(self, mind: BrainSpec) -> None:
         from halter.models.wire import WireModel, explain_missing_tools
 
-        for model in map(self.models.named, (mind.model, *mind.fallback_models)):
+        for model in map(self.models.get, (mind.model, *mind.fallback_models)):
             reached = isinstance(model, WireModel)
             if reached and (why := explain_missing_tools(model.name, model.wire, mind.provider_tools)):
                 raise ConfigError(why)
 
     def model_for(self, purpose: ModelPurpose) -> Model:
         """Returns the model configured for a purpose, or else the agent's own."""
-        mind = self.agent.mind
-        return self.models.named(mind.model_for.get(purpose) or mind.model)
+        mind = self.agent.model_settings
+        return self.models.get(mind.model_for.get(purpose) or mind.model)
 
     def guard(self) -> GuardRuntime:
         """Returns the guard that all sessions of the agent share, so that one check for halts serves them.
@@ -184,34 +186,34 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
         """
         if self.bound is not None:
             return self.bound
-        app, agent, mind = self.app, self.agent, self.agent.mind
+        app, agent, mind = self.app, self.agent, self.agent.model_settings
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
-        model = self.models.named(foresees) if foresees else None
+        model = self.models.get(foresees) if foresees else None
         # What `os.environ` decodes at each look: to compare all of it takes less time than to read one name.
         plain: Mapping[Any, Any] = getattr(app.environ, "_data", app.environ)
-        if plain != self.made.environ[0]:
-            self.made.environ = (dict(plain), select_secrets(app.environ))
-        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.made.environ[1])
-        if self.made.guard is None or not self.made.guard[0].same(given):
-            self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
-        return self.made.guard[1]
+        if plain != self.caches.environ[0]:
+            self.caches.environ = (dict(plain), select_secrets(app.environ))
+        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.caches.environ[1])
+        if self.caches.guard is None or not self.caches.guard[0].matches(given):
+            self.caches.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
+        return self.caches.guard[1]
 
     def bind(self) -> "AgentContext":
         """Returns the context for one run, whose secrets and environment are looked at once, now."""
-        guard, last = self.guard(), self.made.bound
+        guard, last = self.guard(), self.caches.bound
         if last is None or last[0] is not self or last[1].bound is not guard:
-            last = self.made.bound = (self, msgspec.structs.replace(self, bound=guard))
+            last = self.caches.bound = (self, msgspec.structs.replace(self, bound=guard))
         return last[1]
 
     async def definition(self) -> Digest:
         """Stores the agent's definition without secrets, once for all its sessions."""
-        kept, now = self.made.definition, self.app.clock.now()
+        kept, now = self.caches.definition, self.app.clock.now()
         if kept is not None and kept[0] is self.agent and 0 <= now - kept[2] < GOOD_FOR:
             return kept[1]
         written = msgspec.json.encode(redact_definition(self.agent), order="sorted")
-        digest = await self.store.put(_without_secrets(written, self.guard().redacted))
-        self.made.definition = (self.agent, digest, now)
+        digest = await self.store.put(_redact_secrets(written, self.guard().redact))
+        self.caches.definition = (self.agent, digest, now)
         return digest
 
 
@@ -227,7 +229,7 @@ def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
     )
-    guard.show_in(app.pulse)
+    guard.show_in(app.liveness)
     return guard
 
 
@@ -235,23 +237,23 @@ def _values(secrets: Secrets) -> Mapping[str, str]:
     return {name: secrets.value(name) for name in secrets.names()}
 
 
-async def keep_policy(store: Store, policy: ResolvedPolicy, redact: Callable[[str], str]) -> Digest:
+async def store_policy(store: Store, policy: ResolvedPolicy, redact: Callable[[str], str]) -> Digest:
     """Stores the definition of a session without a model of its own, secrets redacted."""
-    return await store.put(_without_secrets(policy.canonical(), redact))
+    return await store.put(_redact_secrets(policy.canonical(), redact))
 
 
-def _without_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
-    return msgspec.json.encode(_masked(msgspec.json.decode(written), redact), order="sorted")
+def _redact_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
+    return msgspec.json.encode(_redact_texts(msgspec.json.decode(written), redact), order="sorted")
 
 
-def _masked(value: Any, redact: Callable[[str], str]) -> Any:
+def _redact_texts(value: Any, redact: Callable[[str], str]) -> Any:
     """Redacts every text in a JSON value."""
     match value:
         case str():
             return redact(value)
         case list():
-            return [_masked(each, redact) for each in cast("list[Any]", value)]
+            return [_redact_texts(each, redact) for each in cast("list[Any]", value)]
         case Mapping():
-            return {redact(key): _masked(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
+            return {redact(key): _redact_texts(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
         case _:
             return value

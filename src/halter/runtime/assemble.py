@@ -43,9 +43,9 @@ from halter.core.folders import (
     ProtectedEntry,
     ProtectedPaths,
     WritableFolders,
+    allow_all,
     identity_of,
     is_path_within,
-    refuse_nothing,
 )
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Query, Rows, Write
@@ -80,11 +80,13 @@ def check_pacing_tools(policy: ResolvedPolicy, pacing: Pacing, agent: AgentFile,
     for path, name, given, params in _list_unattended_tools(pacing):
         if name not in known:
             hint = suggest_nearest(name, sorted(known), "the tools")
-            raise agent.places.wrong(path, f"`{format_key_path(path)}` is `{name}`, but there is no such tool; {hint}")
+            raise agent.source_map.error_at(
+                path, f"`{format_key_path(path)}` is `{name}`, but there is no such tool; {hint}"
+            )
         if why := _explain_unfit(policy, known[name].spec):
-            raise agent.places.wrong(path, f"`{format_key_path(path)}` is `{name}`, {why}.")
+            raise agent.source_map.error_at(path, f"`{format_key_path(path)}` is `{name}`, {why}.")
         if why := _explain_refusal(known[name], params):
-            raise agent.places.wrong(given, f"`{format_key_path(given)}` is nothing that `{name}` takes: {why}")
+            raise agent.source_map.error_at(given, f"`{format_key_path(given)}` is nothing that `{name}` takes: {why}")
 
 
 def _list_unattended_tools(pacing: Pacing) -> Iterator[tuple[KeyPath, str, KeyPath, Mapping[str, Any]]]:
@@ -345,7 +347,7 @@ def list_program_paths() -> Iterator[ProtectedEntry]:
         ProtectedEntry(Path(place), "from which programs are started", folder=True) for place in PROGRAM_FOLDERS
     )
     yield ProtectedEntry(Path("/proc"), "where the processes of this machine are", folder=True)
-    yield from (ProtectedEntry(place, told, folder=True) for place in sorted(installed))
+    yield from (ProtectedEntry(path, told, folder=True) for path in sorted(installed))
     yield from (ProtectedEntry(Path(place) / OWN_FOLDER, told) for place in dict.fromkeys(sys.path) if place)
 
 
@@ -353,20 +355,20 @@ def make_file_refusal(protected: ProtectedPaths, roots: WritableFolders) -> File
     """Refuses secrets under any name, and files outside of the root through which they were opened."""
 
     def refuse(path: Path, fd: int) -> bool:
-        secret = protected.sight(reads=True).of_file(identity_of(fd)) is not None
+        secret = protected.sight(reads=True).judge_file(identity_of(fd)) is not None
         return secret or roots.leads_out(path, fd)
 
     return refuse
 
 
-def demand_unwritten(places: Iterable[Path], loaded: Iterable[WritableFolders]) -> None:
+def require_unwritten(paths: Iterable[Path], loaded: Iterable[WritableFolders]) -> None:
     """Refuses to load what lies where an agent's tools can write: the agent may have written it."""
-    for place in places:
-        for agent in (*loaded, *map(find_writable_folders, list_agents_above(place))):
+    for path in paths:
+        for agent in (*loaded, *map(find_writable_folders, list_agents_above(path))):
             for root in agent.roots:
-                if is_path_within(place, root):
+                if is_path_within(path, root):
                     raise ConfigError(
-                        f"{place} lies in {root}, where the tools of the agent in {agent.folder} can write: it could "
+                        f"{path} lies in {root}, where the tools of the agent in {agent.folder} can write: it could "
                         "have been made by that agent. Look through it, and move it elsewhere."
                     )
 
@@ -404,9 +406,9 @@ class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
     library: Library | None = None
     folder: str = ""
-    refuses: FileRefusal = refuse_nothing
+    refuses: FileRefusal = allow_all
 
-    def standing(self, session: str, trigger: str = "") -> SessionContext:
+    def make_context(self, session: str, trigger: str = "") -> SessionContext:
         return SessionContext(
             session=session,
             agent=self.policy.name,
@@ -415,11 +417,11 @@ class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
             policy_digest=self.policy.digest(),
             trigger=trigger,
             quarantined=self.quarantined,
-            secrets=self.granted_secrets(),
-            rates=self.mind.rates,
+            secrets=self.find_granted_secrets(),
+            rates=self.model_settings.rates,
         )
 
-    def granted_secrets(self) -> frozenset[str]:
+    def find_granted_secrets(self) -> frozenset[str]:
         """Returns the secrets that its policy grants and that are set."""
         return frozenset(self.policy.secrets) & self.secrets.names() if self.policy.secrets else NO_SECRETS
 
@@ -430,7 +432,7 @@ async def assemble_agent(
     folder: Path,
     *,
     protects: ProtectedPathsFactory = list_protected_paths,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator[AssembledAgent]:
     """Reads an agent's folder and starts its MCP servers. Its code runs only if a person trusted it.
 
@@ -441,14 +443,14 @@ async def assemble_agent(
     policy = resolved.policy
     protected = protects(app.settings, agent, folder)
     check_protected_roots(agent, folder, protected)
-    demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
+    require_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
     code = find_agent_code(app.settings, folder)
-    demand_trusted(app.settings, folder, code)
+    require_trusted(app.settings, folder, code)
     secrets = read_environment_secrets(app.environ)
     async with AsyncExitStack() as stack:
         roots = find_writable_folders(folder, agent.spec)
         stack.enter_context(_register_writable(app.writable, roots))
-        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, tell))
+        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, report))
         own = [each.trusted_by(_make_trust_check(app, code)) for each in load_own_tools(policy, folder)]
         scripts = make_script_tools(resolved.skills.values(), protected, _make_trust_check(app, code))
         check_sub_agents(agent, folder)
@@ -498,21 +500,21 @@ def _list_secret_files(settings: Settings) -> list[Path]:
     return [thing.path for thing in list_halter_files(settings) if thing.secret]
 
 
-def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
+def require_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
     """Refuses code that no person has trusted as it is now."""
     brings = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
     if not brings and not any(skill.scripts for skill in read_skills(folder).values()):
         return
     contents, trust = (code or find_agent_code(settings, folder)).contents(), open_trust(settings)
     if not trust.is_trusted(folder, digest_contents(contents)):
-        since = trust.changed(folder, contents)
+        since = trust.describe_change(folder, contents)
         raise ConfigError(
             f"{folder} holds code that would run as you, and no person has trusted it as it is now"
             f"{f' ({since})' if since else ''}. Look through it, then run: halter trust {folder}"
         )
 
 
-def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
+def require_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
     """Refuses a command line that could load code from where an agent can write."""
     places = [*list_data_places(folder), *(root for agent in app.writable for root in agent.roots)]
     for server in servers:
@@ -608,7 +610,7 @@ def check_sub_agents(agent: AgentFile, folder: Path) -> None:
             path = ("agents", index, "name")
             hint = suggest_nearest(each.name, sorted(known), "the agents there")
             sentence = f"`{format_key_path(path)}` is `{each.name}`, but no folder beside this one has such an agent"
-            raise agent.places.wrong(path, f"{sentence}; {hint}")
+            raise agent.source_map.error_at(path, f"{sentence}; {hint}")
 
 
 def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
@@ -626,7 +628,7 @@ def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
 
     def starts() -> None:
         try:
-            demand_trusted(app.settings, code.folder, code)
+            require_trusted(app.settings, code.folder, code)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error
 
@@ -635,22 +637,22 @@ def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
 
 @asynccontextmanager
 async def _start_servers(
-    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets, tell: Callable[[str], None]
+    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets, report: Callable[[str], None]
 ) -> AsyncGenerator["McpOffer"]:
     """Starts the MCP servers of an agent. Its code must be trusted at each start."""
     folder = code.folder
     servers = read_servers(folder / MCP_FILE, app.environ)
-    demand_loadable(servers, folder, app)
+    require_loadable(servers, folder, app)
     trusted = _make_trust_check(app, code)
 
     def starts() -> None:
         trusted()
         try:
-            demand_loadable(servers, folder, app)
+            require_loadable(servers, folder, app)
         except ConfigError as error:
             raise Failed("NotTrusted", str(error)) from error
 
-    async with start_servers(app, servers, policy, secrets, starts, tell) as offer:
+    async with start_servers(app, servers, policy, secrets, starts, report) as offer:
         yield offer
 
 
@@ -665,7 +667,7 @@ async def start_servers(
     policy: ResolvedPolicy,
     secrets: Secrets,
     starts: Callable[[], None] = _start_freely,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator["McpOffer"]:
     """Starts MCP servers; `starts` is called before each start, and raises to refuse it."""
     from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
@@ -679,6 +681,6 @@ async def start_servers(
             raise KeyError(name)
         return secrets.value(name)
 
-    terms = McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, tell=tell)
+    terms = McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, report=report)
     async with open_mcp_tools(servers, terms) as offer:
         yield offer

@@ -31,7 +31,7 @@ from halter.core.vocabulary import Outcome, R, Row
 from halter.guard.brake import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import judge_call
-from halter.guard.judge_request import RequestAttempt, judge_attempt
+from halter.guard.judge_request import ModelAttempt, judge_attempt
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
@@ -143,8 +143,8 @@ class _RecordedBound:
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         return self._usd
 
-    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = 0) -> int:
-        return at_most if self._usd <= budget_micros else 0
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, max_wait: int = 0) -> int:
+        return max_wait if self._usd <= budget_micros else 0
 
     def covering(self, extras: RequestExtras) -> "_RecordedBound":
         return self
@@ -171,8 +171,8 @@ class _ShadowRows(RowFold):
         super().__init__()
         self.rules: dict[str, RuleRow] = {}
 
-    def put(self, row: Row) -> None:
-        super().put(row)
+    def save(self, row: Row) -> None:
+        super().save(row)
         if isinstance(row, RuleRow):
             self.rules[row.rule] = row
 
@@ -191,7 +191,7 @@ class _Shadow:
         self.trigger, self.grants = started.trigger, started.grants
         self.phase = recorded.policy.phases[0].name
         self.mode: ProvenanceMode = choose_provenance_mode(policy)
-        self.last_words = self.diverged = self.stopped = self.locked = False
+        self.last_words = self.diverged = self.is_stopped = self.locked = False
         self.not_spent = 0
         self._contexts: dict[tuple[str, bool, bool], SessionContext] = {}
 
@@ -228,7 +228,7 @@ class _Shadow:
         mode = self.mode
         return None if not flaws or mode == "off" else _RecordedBrake(mode, flaws, self.locked)
 
-    def granted_by_runtime(self, tool: str, phase: str) -> bool:
+    def is_granted_by_runtime(self, tool: str, phase: str) -> bool:
         """Whether a call was admitted then that no grant of its phase named: the runtime grants its own verbs."""
         return not any(each.name == phase and each.grants_tool(tool) for each in self.recorded.phases)
 
@@ -254,7 +254,7 @@ def backtest(
     for stored in read_in_order(view):
         if replaces_fleet and isinstance(stored.event, ev.FleetPolicyAdopted):
             continue
-        test.take(stored)
+        test.apply(stored)
     return test.result()
 
 
@@ -291,17 +291,17 @@ class _BacktestFold:
         self._triggers: dict[str, AnyTrigger] = {}
         self._sessions: dict[str, _Shadow] = {}
         self._tools: dict[ToolSpec, Tool] = {}
-        self._judged: dict[str, _Judgement] = {}
+        self._judgements: dict[str, _Judgement] = {}
         self._caps: dict[str, ev.CostCapReached] = {}
         self._costly: dict[str, _Shadow] = {}
         self._looser: list[BacktestLine] = []
         self._stricter: list[BacktestLine] = []
-        self._differing = self._loosened = self._refused = 0
+        self._differing = self._loosened_count = self._refused_count = 0
         self._changed, self._unjudged, self._unnamed = Counter[str](), Counter[str](), Counter[str]()
-        self._decisions = self._after = self._seen = 0
+        self._decisions = self._after = self._event_count = 0
         self._raised: set[str] = set()
 
-    def take(self, stored: Stored) -> None:
+    def apply(self, stored: Stored) -> None:
         self._rows.now = stored.at
         event = stored.event
         match event:
@@ -313,7 +313,7 @@ class _BacktestFold:
                 pass
         shadow = self._sessions.get(session_of(StreamId(stored.stream)) or "")
         if shadow is None or not self._judge(shadow, stored):
-            self._rows.take(stored)
+            self._rows.apply(stored)
 
     def _learn_trigger(self, stored: Stored) -> None:
         if stored.body:
@@ -321,7 +321,7 @@ class _BacktestFold:
             self._triggers[trigger] = msgspec.json.decode(stored.body, type=TriggerRecord).trigger()
 
     def _begin(self, started: ev.SessionStarted) -> None:
-        self._seen += 1
+        self._event_count += 1
         if started.definition not in self._policies:
             kept = read_policy(self._view, started.definition)
             self._policies[started.definition] = kept and (kept, self._change(kept.policy), Prices(kept.policy.prices))
@@ -371,7 +371,7 @@ class _BacktestFold:
     def _judge_started_call(self, shadow: _Shadow, stored: Stored, event: ev.CallStarted) -> bool:
         if self._has_stopped(shadow, event.call):
             return True
-        before = self._judged.get(event.call)
+        before = self._judgements.get(event.call)
         if before is not None and before.now == "refused":
             self._costly[event.call] = shadow
             return True
@@ -382,14 +382,14 @@ class _BacktestFold:
             name=event.tool,
             description="",
             schema=b"",
-            level=self._declared_level(shadow, event.tool, event.level),
+            level=self._find_declared_level(shadow, event.tool, event.level),
             effect=event.effect,
             idempotent=event.idempotent,
             egress=event.egress,
             server=event.tool.partition(SERVER_SEPARATOR)[0] if SERVER_SEPARATOR in event.tool else "",
         )
         phase = event.phase or shadow.phase
-        own = shadow.granted_by_runtime(event.tool, phase)
+        own = shadow.is_granted_by_runtime(event.tool, phase)
         call = Call(
             event.call,
             event.tool,
@@ -399,20 +399,20 @@ class _BacktestFold:
             brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
             questioned=before is not None and before.now == "asked",
         )
-        judgement = self._judge_call(shadow, call, spec, phase, event.digest, _held_usd(event.legs), own=own)
+        judgement = self._judge_call(shadow, call, spec, phase, event.digest, _sum_held_usd(event.legs), own=own)
         if judgement is None:
             return False
         if before is None:
             self._record(shadow, stored, "call", event.tool, "allowed", judgement)
         elif judgement.now == "refused":
             self._record(shadow, stored, "call", event.tool, "asked", judgement)
-        return self._follow(shadow, stored, event.call, judgement)
+        return self._fold_policy_outcome(shadow, stored, event.call, judgement)
 
     def _judge_question(self, shadow: _Shadow, stored: Stored, event: ev.DecisionAsked) -> bool:
         if self._has_stopped(shadow, event.subject):
             return True
         level = event.level or "CONTROLLED"
-        declared = self._declared_level(shadow, event.name, level)
+        declared = self._find_declared_level(shadow, event.name, level)
         spec = ToolSpec(name=event.name, description="", schema=b"", level=declared)
         shown = self._arguments(stored).partition(b" ")[2].partition(b"\n")[0]
         call = Call(
@@ -421,25 +421,25 @@ class _BacktestFold:
             shown,
             brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
         )
-        own = shadow.granted_by_runtime(event.name, shadow.phase)
+        own = shadow.is_granted_by_runtime(event.name, shadow.phase)
         judgement = self._judge_call(shadow, call, spec, shadow.phase, event.digest, 0, own=own)
         if judgement is None:
             return False
         self._record(shadow, stored, "call", event.name, "asked", judgement)
         if judgement.now == "asked":
-            return self._follow(shadow, stored, event.subject, judgement)
+            return self._fold_policy_outcome(shadow, stored, event.subject, judgement)
         return True
 
     def _judge_refused_call(self, shadow: _Shadow, stored: Stored, event: ev.CallRefused) -> None:
-        if shadow.stopped or event.outcome in FIXED:
+        if shadow.is_stopped or event.outcome in FIXED:
             return
-        before = self._judged.get(event.call)
+        before = self._judgements.get(event.call)
         if before is not None:
             # The question was answered with no, or not at all: without one the session goes another way.
             shadow.locked = shadow.locked or bool(event.flaws and event.decision and shadow.policy.locks)
             shadow.diverged = shadow.diverged or before.now == "allowed"
             return
-        declared = self._declared_level(shadow, event.tool, event.level)
+        declared = self._find_declared_level(shadow, event.tool, event.level)
         spec = ToolSpec(name=event.tool, description="", schema=b"", level=declared)
         cap = self._caps.get(event.call)
         brake = cast("SessionBrake | None", shadow.recorded_brake(event.flaws))
@@ -453,7 +453,7 @@ class _BacktestFold:
         self, shadow: _Shadow, call: Call, spec: ToolSpec, phase: str, digest: str, usd: int, *, own: bool
     ) -> _Judgement | None:
         if not any(call.tool in each.tools for each in shadow.policy.policies):
-            self._unnamed[call.tool] += call.id not in self._judged
+            self._unnamed[call.tool] += call.id not in self._judgements
         context = shadow.context(phase, own=own)
         if context is None or not call.arguments or MASK in call.arguments:
             why = NO_PHASE if context is None else ERASED if not call.arguments else MASKED
@@ -462,28 +462,30 @@ class _BacktestFold:
         tool = self._tools.get(spec)
         if tool is None:
             tool = self._tools[spec] = cast("Tool", _RecordedTool(spec))
-        asked = prepare_call(context, call, tool, self._rows.now, usd, tuple(self._rows.rules.values())).asked
-        if asked.approval is not None and digest:
-            asked = msgspec.structs.replace(asked, approval=msgspec.structs.replace(asked.approval, digest=digest))
-        judgement = _read_drafts(judge_call(asked, self._rows))
-        self._judged[call.id] = judgement
+        request = prepare_call(context, call, tool, self._rows.now, usd, tuple(self._rows.rules.values())).request
+        if request.approval is not None and digest:
+            request = msgspec.structs.replace(
+                request, approval=msgspec.structs.replace(request.approval, digest=digest)
+            )
+        judgement = _read_drafts(judge_call(request, self._rows))
+        self._judgements[call.id] = judgement
         return judgement
 
     def _judge_started_request(self, shadow: _Shadow, stored: Stored, event: ev.RequestStarted) -> bool:
         if self._has_stopped(shadow, event.request):
             return True
-        usd = _held_usd(event.legs)
+        usd = _sum_held_usd(event.legs)
         judgement = self._judge_request(shadow, event, usd, event.max_output_tokens)
         if judgement is None:
             return False
         self._record(shadow, stored, "request", event.model, "allowed", judgement)
         if judgement.now == "refused" and judgement.scope and event.purpose == "turn":
-            shadow.stopped = True
-        return self._follow(shadow, stored, event.request, judgement)
+            shadow.is_stopped = True
+        return self._fold_policy_outcome(shadow, stored, event.request, judgement)
 
     def _judge_refused_request(self, shadow: _Shadow, stored: Stored, event: ev.RequestRefused) -> None:
         cap = self._caps.get(event.request)
-        if shadow.stopped or event.outcome in FIXED or (cap is not None and cap.unit != "usd"):
+        if shadow.is_stopped or event.outcome in FIXED or (cap is not None and cap.unit != "usd"):
             return
         judgement = self._judge_request(shadow, event, 0 if cap is None else cap.amount, 1)
         if judgement is not None:
@@ -497,7 +499,7 @@ class _BacktestFold:
             self._unjudged[NO_PHASE] += 1
             return None
         rates, input_tokens = self._find_rates(shadow.prices, event.model, usd, output)
-        attempt = RequestAttempt(
+        attempt = ModelAttempt(
             request=event.request,
             model=event.model,
             purpose=event.purpose,
@@ -509,7 +511,7 @@ class _BacktestFold:
             max_output_tokens=output,
             min_output_tokens=min(output, shadow.policy.min_output_tokens),
             halts=context.halts,
-            kept=context.kept,
+            kept=context.reserve,
             flaw=find_model_flaw(context, event.model),
             observe=shadow.policy.observe,
         )
@@ -522,23 +524,23 @@ class _BacktestFold:
         rates, at = prices.find(ModelName.parse(model)), self._rows.now
         if isinstance(rates, Unpriced):
             return _RecordedBound(usd), 0
-        fewest, most = _bracket_input(rates, usd, output, at)
-        while fewest < most:
-            middle = (fewest + most) // 2
+        fewest, limit = _bracket_input(rates, usd, output, at)
+        while fewest < limit:
+            middle = (fewest + limit) // 2
             if rates.bound(middle, output, at) < usd:
                 fewest = middle + 1
             else:
-                most = middle
+                limit = middle
         return (rates, fewest) if rates.bound(fewest, output, at) == usd else (_RecordedBound(usd), 0)
 
     def _has_stopped(self, shadow: _Shadow, effect: str) -> bool:
         """Whether the session would have ended before; what it did from there on is not spent."""
-        if shadow.stopped:
-            self._after += effect not in self._judged
+        if shadow.is_stopped:
+            self._after += effect not in self._judgements
             self._costly[effect] = shadow
-        return shadow.stopped
+        return shadow.is_stopped
 
-    def _follow(self, shadow: _Shadow, stored: Stored, effect: str, judgement: _Judgement) -> bool:
+    def _fold_policy_outcome(self, shadow: _Shadow, stored: Stored, effect: str, judgement: _Judgement) -> bool:
         """Fold what the policy under test would have written; False folds what was recorded."""
         if judgement.now == "refused":
             self._costly[effect] = shadow
@@ -547,7 +549,7 @@ class _BacktestFold:
             stored.kind == ev.DecisionAsked.KIND
         ):
             return False
-        self._rows.take(msgspec.structs.replace(stored, event=judgement.intent))
+        self._rows.apply(msgspec.structs.replace(stored, event=judgement.intent))
         return True
 
     def _record(
@@ -579,14 +581,14 @@ class _BacktestFold:
         else:
             self._changed[f"{then} → {judgement.now}"] += 1
         self._differing += 1
-        self._loosened += line.loosened
-        self._refused += judgement.now == "refused"
+        self._loosened_count += line.loosened
+        self._refused_count += judgement.now == "refused"
         lines = self._looser if line.loosened else self._stricter
         if len(lines) < self._most_lines:
             lines.append(line)
         shadow.diverged = shadow.diverged or "refused" in (then, judgement.now)
 
-    def _declared_level(self, shadow: _Shadow, tool: str, level: Level) -> Level:
+    def _find_declared_level(self, shadow: _Shadow, tool: str, level: Level) -> Level:
         """The lowest own level of a tool that the recorded policy turns into the recorded one."""
         for declared in LEVELS:
             if shadow.recorded.rule(tool, declared).level == level:
@@ -603,7 +605,7 @@ class _BacktestFold:
     def _price(self, line: BacktestLine) -> BacktestLine:
         """Say at the first cap that a session would have met what it did not spend from there on."""
         shadow = self._sessions[line.session]
-        if not shadow.stopped or line.after or not line.scope:
+        if not shadow.is_stopped or line.after or not line.scope:
             return line
         return msgspec.structs.replace(line, not_spent_usd=micros_to_usd(shadow.not_spent))
 
@@ -616,16 +618,16 @@ class _BacktestFold:
         ]
         return Backtest(
             agent=self._agent,
-            sessions=self._seen,
+            sessions=self._event_count,
             decisions=self._decisions,
             lines=tuple(order),
             differing=self._differing,
-            loosened=self._loosened,
-            refused=self._refused,
+            loosened=self._loosened_count,
+            refused=self._refused_count,
             changed=dict(self._changed.most_common()),
             after=self._after,
-            diverged=sum(each.diverged or each.stopped for each in self._sessions.values()),
-            stopped=sum(each.stopped for each in self._sessions.values()),
+            diverged=sum(each.diverged or each.is_stopped for each in self._sessions.values()),
+            stopped=sum(each.is_stopped for each in self._sessions.values()),
             not_spent=sum(each.not_spent for each in self._sessions.values()),
             unjudged=dict(self._unjudged.most_common()),
             unnamed=dict(self._unnamed.most_common()),
@@ -633,15 +635,15 @@ class _BacktestFold:
         )
 
 
-def _held_usd(legs: Sequence[Leg]) -> int:
+def _sum_held_usd(legs: Sequence[Leg]) -> int:
     return next((leg.amount for leg in legs if leg.unit == "usd"), 0)
 
 
 def _bracket_input(rates: ModelPrices, usd: int, output: int, at: int) -> tuple[int, int]:
     """Bounds of the input that a hold was made for; most prices are straight lines, which brings them close."""
-    least, most = rates.bound(0, output, at), rates.bound(PRICE_PROBE, output, at)
-    if most > least:
-        guess = (usd - least) * PRICE_PROBE // (most - least)
+    least, limit = rates.bound(0, output, at), rates.bound(PRICE_PROBE, output, at)
+    if limit > least:
+        guess = (usd - least) * PRICE_PROBE // (limit - least)
         low, high = max(0, guess - 2), guess + 2
         if (not low or rates.bound(low, output, at) < usd) and rates.bound(high, output, at) >= usd:
             return low, high

@@ -136,8 +136,8 @@ async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
     from halter.runtime.session_builder import find_trigger_row, read_trigger_record
 
     row = await find_trigger_row(store, trigger)
-    made = None if row is None else await read_trigger_record(store, row)
-    return None if made is None else made.trigger()
+    record = None if row is None else await read_trigger_record(store, row)
+    return None if record is None else record.trigger()
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -167,17 +167,17 @@ class Budget(msgspec.Struct, frozen=True):
         return cls(row.scope, row.window, row.unit, cap, row.cap_at, row.cap_by, **amounts, kept=kept)
 
     @property
-    def left(self) -> Decimal | None:
+    def remaining(self) -> Decimal | None:
         """What may still be spent before the wrap-up; None without a cap."""
         return None if self.cap is None else self.cap - self.spent - self.held - self.kept
 
-    def told(self) -> str:
+    def describe(self) -> str:
         cap = "no cap" if self.cap is None else format_unit_amount(self.cap, self.unit)
         held = f" and {format_unit_amount(self.held, self.unit)} held" if self.held else ""
         kept = f" ({format_unit_amount(self.kept, self.unit)} kept for the last words)" if self.kept else ""
         return f"{format_unit_amount(self.spent, self.unit)} spent{held} of {cap}{kept}"
 
 
-async def shown_budgets(store: Store, rows: Sequence[BudgetRow]) -> Sequence[Budget]:
+async def render_budgets(store: Store, rows: Sequence[BudgetRow]) -> Sequence[Budget]:
     caps = await read_written_caps(store, rows)
     return [Budget.of(row, caps.get(row.scope) if row.unit == "usd" else None) for row in rows]

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from halter.core.agent_spec import Collection
-from halter.core.folders import FileEntry, FileRefusal, refuse_nothing
+from halter.core.folders import FileEntry, FileRefusal, allow_all
 from halter.core.ports import Chunk, Extracted, FoundChunk, Store, UnreadableFile
 from halter.core.text import to_one_line
 from halter.core.tools import Failed
@@ -34,61 +34,61 @@ class IndexedFile(msgspec.Struct, frozen=True):
 class Library:
     """Reads and indexes files, once per content."""
 
-    def __init__(self, store: Store, folder: Path, refuses: FileRefusal = refuse_nothing) -> None:
+    def __init__(self, store: Store, folder: Path, refuses: FileRefusal = allow_all) -> None:
         self._store = store
         self._folder = folder
         self._refuses = refuses
-        self._known: dict[Path, IndexedFile] = {}
+        self._indexed: dict[Path, IndexedFile] = {}
         self._taking = asyncio.Lock()
 
-    def place(self, path: str) -> Path:
+    def resolve(self, path: str) -> Path:
         return (self._folder / path).resolve()
 
     async def files(self, path: str, pattern: str) -> Mapping[str, FileEntry] | UnreadableFile:
         """Lists the files of a folder; hidden ones only if the pattern names them."""
         from halter.documents import scan_documents
 
-        found = await asyncio.to_thread(scan_documents, self.place(path), pattern)
+        found = await asyncio.to_thread(scan_documents, self.resolve(path), pattern)
         if isinstance(found, UnreadableFile) or _is_hidden(pattern):
             return found
-        return {name: seen for name, seen in found.items() if not _is_hidden(name)}
+        return {name: entry for name, entry in found.items() if not _is_hidden(name)}
 
-    async def shelf(self, collection: str, path: str, pattern: str) -> Sequence[DocumentRef]:
+    async def index_collection(self, collection: str, path: str, pattern: str) -> Sequence[DocumentRef]:
         """Indexes what is new in a folder, and lists all of it. Raises Failed if the folder cannot be read."""
         files = await self.files(path, pattern)
         if isinstance(files, UnreadableFile):
             raise Failed("CollectionUnreadable", f"{collection}: {files.sentence}")
         found: list[DocumentRef] = []
-        for name, seen in sorted(files.items()):
-            known = await self.take(self.place(path) / name, seen, name)
+        for name, entry in sorted(files.items()):
+            known = await self.index_file(self.resolve(path) / name, entry, name)
             shown, problem = to_one_line(name), to_one_line(known.problem)
-            found.append(DocumentRef(shown, collection, known.document, seen.modified // 1000, seen.size, problem))
+            found.append(DocumentRef(shown, collection, known.document, entry.modified // 1000, entry.size, problem))
         return found
 
-    async def take(self, path: Path, seen: FileEntry, name: str) -> IndexedFile:
+    async def index_file(self, path: Path, entry: FileEntry, name: str) -> IndexedFile:
         """Reads and indexes a file, unless it is unchanged."""
         async with self._taking:
-            known = self._known.get(path)
-            if known is None or known.seen != seen or (known.problem and not known.document):
-                known = self._known[path] = await self._taken(path, seen, name)
+            known = self._indexed.get(path)
+            if known is None or known.seen != entry or (known.problem and not known.document):
+                known = self._indexed[path] = await self._index_changed_file(path, entry, name)
             return known
 
-    async def _taken(self, path: Path, seen: FileEntry, name: str) -> IndexedFile:
+    async def _index_changed_file(self, path: Path, entry: FileEntry, name: str) -> IndexedFile:
         from halter.documents import digest_file, extract, read_document, split_into_chunks
 
         taken = await asyncio.to_thread(read_document, path, refuses=self._refuses)
         if isinstance(taken, UnreadableFile):
             digest = await asyncio.to_thread(digest_file, path, self._refuses)
-            return IndexedFile(seen, "" if isinstance(digest, UnreadableFile) else digest, taken.sentence)
+            return IndexedFile(entry, "" if isinstance(digest, UnreadableFile) else digest, taken.sentence)
         if await self._store.indexed([taken.digest]):
-            return IndexedFile(seen, taken.digest)
+            return IndexedFile(entry, taken.digest)
         text = await extract(name, taken.data)
         if not isinstance(text, Extracted):
-            return IndexedFile(seen, taken.digest, text.sentence)
+            return IndexedFile(entry, taken.digest, text.sentence)
         spans = enumerate(split_into_chunks(text.text))
         chunks = [Chunk(taken.digest, number, start, end, text.text[start:end]) for number, (start, end) in spans]
         await self._store.index(taken.digest, chunks)
-        return IndexedFile(seen, taken.digest)
+        return IndexedFile(entry, taken.digest)
 
 
 def _is_hidden(path: str) -> bool:
@@ -112,7 +112,7 @@ class SessionDocuments:
         places = {(own.name, own.collection) for own in found}
         contents = {(own.name, own.document) for own in found}
         for name, collection in self._collections.items():
-            shelf = await self._library.shelf(name, collection.path, collection.pattern)
+            shelf = await self._library.index_collection(name, collection.path, collection.pattern)
             found += [
                 each
                 for each in shelf
@@ -145,7 +145,7 @@ class SessionDocuments:
         stands = is_quote_supported(finding.quote, await self.text(document.document))
         return QuotedDocument("supported" if stands else "unsupported", document.document, document.name)
 
-    async def around(self, document: str, quote: str) -> str:
+    async def read_context(self, document: str, quote: str) -> str:
         """Returns a quote with its surroundings; without a quote, the beginning of the document."""
         text = await self.text(document)
         at = text.find(quote) if quote else 0

@@ -61,16 +61,16 @@ class ExternalTool:
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
-        self._acts: dict[str, PermitGate[Act]] = {}
+        self._gates: dict[str, PermitGate[Act]] = {}
         self._results: dict[str, Any] = {}
         self._errors: dict[str, Exception] = {}
 
     def expect(self, call: str, act: Act) -> None:
-        self._acts[call] = PermitGate(act)
+        self._gates[call] = PermitGate(act)
 
-    def take(self, call: str, otherwise: Any) -> Any:
+    def result(self, call: str, otherwise: Any) -> Any:
         """Return what a call gave, or raise what it raised; `otherwise` if it was made before, by another process."""
-        self._acts.pop(call, None)
+        self._gates.pop(call, None)
         if call in self._errors:
             raise self._errors.pop(call)
         return self._results.pop(call, otherwise)
@@ -80,7 +80,7 @@ class ExternalTool:
         return Valid(msgspec.json.decode(arguments, type=dict[str, Any]), arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        act = self._acts[permit.id].open(permit)
+        act = self._gates[permit.id].open(permit)
         try:
             value = self._results[permit.id] = await act(arguments.values)
         except Exception as error:
@@ -99,16 +99,16 @@ class ExternalModel:
 
     def __init__(self, name: str) -> None:
         self.name = ModelName.parse(name)
-        self._asks: dict[str, PermitGate[Ask[Any]]] = {}
+        self._gates: dict[str, PermitGate[Ask[Any]]] = {}
         self._results: dict[str, Any] = {}
         self._errors: dict[str, Exception] = {}
 
     def expect(self, request: str, ask: Ask[Any]) -> None:
-        self._asks[request] = PermitGate(ask)
+        self._gates[request] = PermitGate(ask)
 
-    def take(self, request: str) -> Any:
+    def result(self, request: str) -> Any:
         """Return what a request gave, or raise what it raised."""
-        self._asks.pop(request, None)
+        self._gates.pop(request, None)
         if request in self._errors:
             raise self._errors.pop(request)
         return self._results.pop(request, None)
@@ -116,10 +116,10 @@ class ExternalModel:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         request = permit.id.rpartition("/")[0]
         try:
-            found = await self._asks[request].open(permit)(prompt.max_output_tokens)
+            found = await self._gates[request].open(permit)(prompt.max_output_tokens)
         except Exception as error:
             self._errors[request] = error
             status = getattr(error, "status_code", None)

@@ -75,43 +75,43 @@ class Follower:
     def __init__(
         self,
         store: Store,
-        seen: Mapping[StreamId, int],
+        positions: Mapping[StreamId, int],
         only: Collection[StreamId] | None = None,
         wanted: Callable[[StreamId], bool] = lambda _: True,
     ) -> None:
         self._store = store
-        self.seen = dict(seen)
+        self.positions = dict(positions)
         self._only = only
         self._wanted = wanted
         self._quiet_at: _Extent | None = None
 
-    async def new(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
+    async def follow_change(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
         """Yields what may be new, in pages of one stream each."""
-        for stream in await self.grown(change):
-            while page := await self._store.read(stream, self._so_far(stream), PAGE):
-                self.seen[stream] = page[-1].seq
+        for stream in await self.find_grown(change):
+            while page := await self._store.read(stream, self._seen_length(stream), PAGE):
+                self.positions[stream] = page[-1].seq
                 yield page
 
-    async def all_new(self, change: Change = EVERYTHING) -> list[Stored]:
+    async def read_new(self, change: Change = EVERYTHING) -> list[Stored]:
         """Returns what may be new, oldest first."""
-        async with aclosing(self.new(change)) as pages:
-            found = [stored async for page in pages for stored in page]
-        return sorted(found, key=lambda stored: stored.at)
+        async with aclosing(self.follow_change(change)) as pages:
+            events = [stored async for page in pages for stored in page]
+        return sorted(events, key=lambda stored: stored.at)
 
-    async def grown(self, change: Change = EVERYTHING) -> Mapping[StreamId, int]:
+    async def find_grown(self, change: Change = EVERYTHING) -> Mapping[StreamId, int]:
         """Returns the streams that are longer than what was seen of them, with their length."""
         if change.stream != EVERY_STREAM:
-            news = self._wants(change.stream) and change.head > self._so_far(change.stream)
+            news = self._is_wanted(change.stream) and change.head > self._seen_length(change.stream)
             return dict(await self._lengths([change.stream])) if news else {}
         extent = await self._measure()
         if extent is not None and extent == self._quiet_at:
             return {}
-        found = {stream: head for stream, head in await self._heads() if self._wants(stream)}
+        found = {stream: head for stream, head in await self._heads() if self._is_wanted(stream)}
         for stream, head in found.items():
-            if head < self._so_far(stream):
+            if head < self._seen_length(stream):
                 # The store was restored to an earlier state: read again rather than miss events.
-                self.seen[stream] = 0
-        grown = {stream: head for stream, head in found.items() if head > self._so_far(stream)}
+                self.positions[stream] = 0
+        grown = {stream: head for stream, head in found.items() if head > self._seen_length(stream)}
         self._quiet_at = None if grown else extent
         return grown
 
@@ -121,11 +121,11 @@ class Follower:
             return None
         return next(iter(await self._store.ask(Query("extent", _Extent))), None)
 
-    def _wants(self, stream: StreamId) -> bool:
+    def _is_wanted(self, stream: StreamId) -> bool:
         return self._wanted(stream) and (self._only is None or stream in self._only)
 
-    def _so_far(self, stream: StreamId) -> int:
-        return self.seen.get(stream, 0)
+    def _seen_length(self, stream: StreamId) -> int:
+        return self.positions.get(stream, 0)
 
     async def _heads(self) -> list[tuple[StreamId, int]]:
         return await read_stream_heads(self._store) if self._only is None else await self._lengths(self._only)
@@ -215,20 +215,20 @@ class Bus:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._listening: set[_Pulses] = set()
+        self._listening: set[_LiveUpdates] = set()
         self._autonomous: dict[str, bool] = {}
 
-    def pulse(self, session: str, name: str, values: Mapping[str, Any]) -> None:
+    def publish_live(self, session: str, name: str, values: Mapping[str, Any]) -> None:
         """Sends a live update to all listeners. Never blocks."""
         pulse = LiveUpdate(name, session, self._clock.now(), values)
         for pulses in self._listening:
-            pulses.put(pulse)
+            pulses.add(pulse)
 
     async def listen(
         self,
         after: Mapping[StreamId, int] | None = None,
         wanted: Callable[[StreamId], bool] = lambda _: True,
-        most: int = MAX_PENDING_ITEMS,
+        limit: int = MAX_PENDING_ITEMS,
     ) -> AsyncGenerator[FeedItem]:
         """Yields the wanted streams: from now on, or `after` what was seen of each.
 
@@ -237,60 +237,60 @@ class Bus:
         follower = Follower(
             self._store, dict(await read_stream_heads(self._store)) if after is None else after, wanted=wanted
         )
-        pulses = _Pulses(most)
+        pulses = _LiveUpdates(limit)
         self._listening.add(pulses)
         try:
-            async with aclosing(follower.new()) as pages:
+            async with aclosing(follower.follow_change()) as pages:
                 async for page in pages:
                     for stored in page:
-                        yield await self.named(stored)
+                        yield await self.name_event(stored)
             async with aclosing(_merge_wakeups(watch_growth(self._store, self._clock), pulses)) as wakes:
                 async for change in wakes:
-                    async with aclosing(self._items(follower, pulses, change, most)) as items:
+                    async with aclosing(self._items(follower, pulses, change, limit)) as items:
                         async for item in items:
                             yield item
         finally:
             self._listening.discard(pulses)
 
     async def _items(
-        self, follower: Follower, pulses: "_Pulses", change: Change | None, most: int
+        self, follower: Follower, pulses: "_LiveUpdates", change: Change | None, limit: int
     ) -> AsyncGenerator[FeedItem]:
         """Yields what has come, or a gap if it is too much."""
-        grown: Mapping[StreamId, int] = {} if change is None else await follower.grown(change)
-        live, gone = pulses.take()
-        new = {stream: StreamSlice(follower.seen.get(stream, 0), head) for stream, head in grown.items()}
+        grown: Mapping[StreamId, int] = {} if change is None else await follower.find_grown(change)
+        live, gone = pulses.drain()
+        new = {stream: StreamSlice(follower.positions.get(stream, 0), head) for stream, head in grown.items()}
         count = sum(part.through - part.after for part in new.values())
-        given, lost, events = ({}, new, count) if count > most else (new, {}, 0)
-        follower.seen.update(grown if lost else {})
+        given, lost, events = ({}, new, count) if count > limit else (new, {}, 0)
+        follower.positions.update(grown if lost else {})
         if lost or gone:
             yield FeedGap(events, gone, lost)
-        streams = [[news async for news in self._read({stream: part})] for stream, part in given.items()]
+        streams = [[news async for news in self._read_parts({stream: part})] for stream, part in given.items()]
         for news in merge(*streams, key=lambda news: news.stored.at):
-            follower.seen[news.stored.stream] = news.stored.seq
+            follower.positions[news.stored.stream] = news.stored.seq
             yield news
         for pulse in live:
             yield pulse
 
-    def missed(self, gap: FeedGap) -> AsyncGenerator[FeedEvent]:
-        return self._read(gap.lost)
+    def read_missed(self, gap: FeedGap) -> AsyncGenerator[FeedEvent]:
+        return self._read_parts(gap.lost)
 
-    async def _read(self, parts: Mapping[StreamId, StreamSlice]) -> AsyncGenerator[FeedEvent]:
+    async def _read_parts(self, parts: Mapping[StreamId, StreamSlice]) -> AsyncGenerator[FeedEvent]:
         for stream, part in parts.items():
             after = part.after
             while after < part.through:
                 page = await self._store.read(stream, after, min(PAGE, part.through - after))
                 for stored in page:
-                    yield await self.named(stored)
+                    yield await self.name_event(stored)
                 after = page[-1].seq if page else part.through
 
-    async def all_named(self, events: Sequence[Stored]) -> list[FeedEvent]:
+    async def name_all(self, events: Sequence[Stored]) -> list[FeedEvent]:
         """Names each event; the names of most depend on nothing else."""
         return [
-            await self.named(stored) if type(stored.event) in _RENAMED else FeedEvent(stored.kind, stored)
+            await self.name_event(stored) if type(stored.event) in _RENAMED else FeedEvent(stored.kind, stored)
             for stored in events
         ]
 
-    async def named(self, stored: Stored) -> FeedEvent:
+    async def name_event(self, stored: Stored) -> FeedEvent:
         """Names an event, which may depend on its session."""
         if type(stored.event) not in _RENAMED:
             return FeedEvent(stored.kind, stored)
@@ -305,10 +305,10 @@ class Bus:
         rows = await self._store.ask(Query("session", SessionRow, {"session": session}))
         if not rows or not rows[0].started_at:
             return False
-        self.learn(rows[0])
+        self.remember_session(rows[0])
         return self._autonomous[session]
 
-    def learn(self, row: SessionRow) -> None:
+    def remember_session(self, row: SessionRow) -> None:
         """Keep of what kind a session is, which never changes once it has started."""
         if row.started_at:
             if len(self._autonomous) >= KINDS_KEPT:
@@ -316,35 +316,35 @@ class Bus:
             self._autonomous[row.session] = row.kind == "autonomous"
 
 
-class _Pulses:
+class _LiveUpdates:
     """The live updates that wait for one listener. When there are too many, the oldest are dropped and counted."""
 
-    def __init__(self, most: int) -> None:
-        self.news = asyncio.Event()
+    def __init__(self, limit: int) -> None:
+        self.has_updates = asyncio.Event()
         self._waiting: deque[LiveUpdate] = deque()
-        self._most = most
-        self._lost = 0
+        self._limit = limit
+        self._dropped_count = 0
 
-    def put(self, pulse: LiveUpdate) -> None:
+    def add(self, pulse: LiveUpdate) -> None:
         self._waiting.append(pulse)
-        if len(self._waiting) > self._most:
+        if len(self._waiting) > self._limit:
             self._waiting.popleft()
-            self._lost += 1
-        self.news.set()
+            self._dropped_count += 1
+        self.has_updates.set()
 
-    def take(self) -> tuple[Sequence[LiveUpdate], int]:
+    def drain(self) -> tuple[Sequence[LiveUpdate], int]:
         """Returns all that wait, and how many were dropped."""
-        taken, lost = tuple(self._waiting), self._lost
+        taken, lost = tuple(self._waiting), self._dropped_count
         self._waiting.clear()
-        self._lost = 0
-        self.news.clear()
+        self._dropped_count = 0
+        self.has_updates.clear()
         return taken, lost
 
 
-async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _Pulses) -> AsyncGenerator[Change | None]:
+async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _LiveUpdates) -> AsyncGenerator[Change | None]:
     """Yields each change, and None when live updates wait."""
     hint = asyncio.ensure_future(anext(changes))
-    beat = asyncio.ensure_future(pulses.news.wait())
+    beat = asyncio.ensure_future(pulses.has_updates.wait())
     try:
         while True:
             await asyncio.wait({hint, beat}, return_when=asyncio.FIRST_COMPLETED)
@@ -354,7 +354,7 @@ async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _Pulses) -> As
                 yield change
             if beat.done():
                 yield None
-                beat = asyncio.ensure_future(pulses.news.wait())
+                beat = asyncio.ensure_future(pulses.has_updates.wait())
     finally:
         await cancel_and_wait(hint, beat)
         await changes.aclose()
@@ -370,14 +370,14 @@ class CommitObserver:
         self._wanted = wanted
         self._waiting: deque[Stored] = deque(maxlen=MAX_PENDING_ITEMS)
         self._came = asyncio.Event()
-        self._closed = False
+        self._is_closed = False
 
     def close(self) -> None:
         """Ends the reader once it has read what was committed so far."""
-        self._closed = True
+        self._is_closed = True
         self._came.set()
 
-    def saw(self, events: Sequence[Stored]) -> None:
+    def on_commit(self, events: Sequence[Stored]) -> None:
         """Called in any thread after a commit; drops the oldest when the reader is too slow."""
         self._waiting.extend(stored for stored in events if self._wanted(stored.stream))
         with suppress(RuntimeError):
@@ -395,7 +395,7 @@ class CommitObserver:
             while self._waiting:
                 # Another thread may add some meanwhile.
                 yield [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
-            if self._closed:
+            if self._is_closed:
                 return
 
 

@@ -63,7 +63,7 @@ class SpendingForecast(msgspec.Struct, frozen=True):
     causes: tuple[str, ...] = ()
     free: bool = False
 
-    def told(self) -> Sequence[str]:
+    def describe(self) -> Sequence[str]:
         """Says both amounts and what they assume."""
         if self.free:
             return ["It spends nothing: what it uses has no price."]
@@ -73,9 +73,9 @@ class SpendingForecast(msgspec.Struct, frozen=True):
                 f"Left alone, it spends {format_bound(self.night.clock)} in the next 12 hours and "
                 f"{format_bound(self.month.clock)} in thirty days: {' and '.join(self.causes)}, bounded by every cap."
             )
-        return [alone, f"Messages, webhooks and watched folders {self._added()}"]
+        return [alone, f"Messages, webhooks and watched folders {self._describe_assumptions()}"]
 
-    def _added(self) -> str:
+    def _describe_assumptions(self) -> str:
         most = (self.night.most, self.month.most)
         if None in most:
             return "can add any amount, for no cap bounds it."
@@ -168,14 +168,14 @@ async def _schedules(store: Store, policy: ResolvedPolicy, tasks: Tasks, now: in
     for each in tasks.schedules:
         row = rows.get(trigger_id(policy.name, each.name))
         same = row if row is not None and row.digest == digest_trigger(each) else None
-        made = None if same is None else await read_trigger_record(store, same)
-        timing = made.timing if made is not None and made.timing is not None else resolve_timing(each, now)
+        record = None if same is None else await read_trigger_record(store, same)
+        timing = record.timing if record is not None and record.timing is not None else resolve_timing(each, now)
         found.append(build_scheduled_runs(policy, each, timing, same, now))
     for row in rows.values():
-        made = await read_trigger_record(store, row) if row.made_by != FILE_ACTOR and row.type == "schedule" else None
-        trigger = None if made is None else made.trigger()
-        if made is not None and made.timing is not None and isinstance(trigger, Schedule):
-            found.append(build_scheduled_runs(policy, trigger, made.timing, row, now))
+        record = await read_trigger_record(store, row) if row.made_by != FILE_ACTOR and row.type == "schedule" else None
+        trigger = None if record is None else record.trigger()
+        if record is not None and record.timing is not None and isinstance(trigger, Schedule):
+            found.append(build_scheduled_runs(policy, trigger, record.timing, row, now))
     return tuple(found)
 
 
@@ -203,7 +203,7 @@ def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> b
 
 def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) -> bool:
     model = ModelName.parse(name)
-    described = agent.mind.providers.get(model.provider)
+    described = agent.model_settings.providers.get(model.provider)
     url = None if described is None else described.base_url
     if not runs_locally(model, url):
         return False
@@ -212,7 +212,7 @@ def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) 
 
     if model.provider not in {SCRIPTED, REFLEX}:
         try:
-            url = make_model(name, agent.mind.providers, environ.get).base_url
+            url = make_model(name, agent.model_settings.providers, environ.get).base_url
         except ConfigError:
             return False
     rates = Prices(agent.policy.prices).find(model, url)
@@ -247,11 +247,11 @@ async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
     said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
     legs = list_accounts(policy.caps, Spender("", policy.name), app.clock.now())
 
-    def told(scope: str) -> str:
+    def describe(scope: str) -> str:
         caps = (_describe_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
         return " and ".join(caps) or "any amount"
 
-    own, agent, fleet = (told(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
+    own, agent, fleet = (describe(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
     return f"It may spend at most {own} a session and {agent}, and all agents together {fleet}."
 
 
@@ -283,7 +283,7 @@ class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.trigger.partition("/")[2]
 
     @property
-    def of_a_file(self) -> bool:
+    def is_from_file(self) -> bool:
         """Whether it stands in its agent's file, and would come back if it were ended here."""
         return self.made_by == FILE_ACTOR
 
@@ -295,12 +295,12 @@ async def plan_triggers(store: Store, now: int, agent: str = "") -> Sequence[Tri
 
 
 async def _plan(store: Store, row: TriggerRow, now: int) -> TriggerPlan:
-    made = await read_trigger_record(store, row)
-    trigger = None if made is None else made.trigger()
+    record = await read_trigger_record(store, row)
+    trigger = None if record is None else record.trigger()
     next_at, when = None, "(erased)"
     match trigger:
-        case Schedule() if made is not None and made.timing is not None:
-            next_at, when = find_next_schedule_look(trigger, made.timing, row, now), explain_timing(made.timing)
+        case Schedule() if record is not None and record.timing is not None:
+            next_at, when = find_next_schedule_look(trigger, record.timing, row, now), explain_timing(record.timing)
         case Watch():
             place = trigger.collection if isinstance(trigger.collection, str) else trigger.path
             when = f"for each new or changed document of {place if isinstance(place, str) else 'its folder'}"
@@ -321,6 +321,6 @@ async def _plan(store: Store, row: TriggerRow, now: int) -> TriggerPlan:
         session=row.session,
         runs=row.runs,
         delayed=row.delayed,
-        waiting=sum(not item.done for item in items),
+        waiting=sum(not item.is_done for item in items),
         quarantined=tuple(item for item in items if item.quarantined_at is not None),
     )

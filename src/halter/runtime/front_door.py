@@ -58,7 +58,7 @@ from halter.loop.session_runtime import WaitListener
 from halter.runtime import sessions, triggers
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.assemble import OWN_TOOLS
-from halter.runtime.budgets import shown_budgets
+from halter.runtime.budgets import render_budgets
 from halter.runtime.forecast import (
     MONTH,
     TriggerPlan,
@@ -71,7 +71,7 @@ from halter.runtime.forecast import (
 )
 from halter.runtime.needs import describe_decision, list_needs, read_need_rows
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
-from halter.runtime.sessions import begin_session, say_to_session
+from halter.runtime.sessions import begin_session, post_message
 from halter.runtime.sub_sessions import delegate_task, list_tool_names, open_delegate
 from halter.runtime.triggers import digest_trigger
 from halter.state.receipt import make_receipt
@@ -116,14 +116,14 @@ async def propose_schedule(context: AgentContext, said: Scheduled) -> PlanOutcom
     return PlanOutcome(question.decision, f"{planned.shown}\n{how}")
 
 
-def _find_objection(context: AgentContext, said: Scheduled) -> str:
+def _find_objection(context: AgentContext, schedule: Scheduled) -> str:
     """Says why it cannot be planned; "" if it can."""
-    if len(said.prompt) > MAX_TASK_LENGTH:
+    if len(schedule.prompt) > MAX_TASK_LENGTH:
         return f"That is too long for a schedule: say it in at most {MAX_TASK_LENGTH:,} characters."
-    if context.guard().redacted(said.prompt) != said.prompt:
+    if context.guard().redact(schedule.prompt) != schedule.prompt:
         return "That holds a secret in plain text, so it was not planned: write ${secret:NAME} instead."
-    if next_tick_after(said.timing, context.app.clock.now()) is None:
-        return f"That is over: {explain_timing(said.timing)} does not come again."
+    if next_tick_after(schedule.timing, context.app.clock.now()) is None:
+        return f"That is over: {explain_timing(schedule.timing)} does not come again."
     return ""
 
 
@@ -161,14 +161,14 @@ async def _cost(context: AgentContext, schedule: Schedule, said: Scheduled, now:
     return f"{format_bound(run)} a run{monthly}, bounded by every cap{earlier}"
 
 
-def describe_schedule_plan(agent: str, said: Scheduled, cost: str, now: int) -> str:
+def describe_schedule_plan(agent: str, schedule: Scheduled, cost: str, now: int) -> str:
     """Shows what was understood, when it runs next, and what it costs."""
-    zone = find_zone(said.timing.timezone) or ZoneInfo("UTC")
-    times = ", ".join(f"{to_local_time(at, zone):%a %Y-%m-%d %H:%M}" for at in _next(said.timing, now))
+    zone = find_zone(schedule.timing.timezone) or ZoneInfo("UTC")
+    times = ", ".join(f"{to_local_time(at, zone):%a %Y-%m-%d %H:%M}" for at in _next(schedule.timing, now))
     lines = [
-        f"{agent} would do this by itself: {said.prompt}",
-        f"When: {explain_timing(said.timing)}",
-        f"Next: {times}{'' if said.recurring else ', and not again'}",
+        f"{agent} would do this by itself: {schedule.prompt}",
+        f"When: {explain_timing(schedule.timing)}",
+        f"Next: {times}{'' if schedule.recurring else ', and not again'}",
         f"Cost: {cost}",
     ]
     return "\n".join(lines)
@@ -199,21 +199,21 @@ def parse_playbook_inputs(rest: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _play_script(
-    context: AgentContext, routed: RoutingDecision, said: Script, showing: "SubSessionObserver"
+    context: AgentContext, route: RoutingDecision, said: Script, showing: "SubSessionObserver"
 ) -> "HandledMessage":
     playbook = context.agent.playbooks[said.playbook]
     inputs = parse_playbook_inputs(said.rest, playbook.inputs)
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         how = f"say it as in: run {said.playbook} with {missing[0]}=VALUE"
-        return HandledMessage(routed, f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
+        return HandledMessage(route, f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
     try:
         session = await sessions.begin_playbook(context.app, context.agent, playbook, inputs)
-        ended = await sessions.resume_playbook(context.app, context.agent, session, showing.stepped, showing.waits)
+        ended = await sessions.resume_playbook(context.app, context.agent, session, showing.on_step, showing.on_wait)
     except ConfigError as error:
-        return HandledMessage(routed, str(error), ok=False)
+        return HandledMessage(route, str(error), ok=False)
     sentence = f"{said.playbook} (session {session}): {ended.state}, {ended.terminal_reason}. {ended.sentence}".strip()
-    return HandledMessage(routed, sentence, ended.state == "COMPLETED", session)
+    return HandledMessage(route, sentence, ended.state == "COMPLETED", session)
 
 
 MAX_LISTED_ROWS = 10
@@ -225,16 +225,16 @@ MAX_EVENTS_SEARCHED = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
-async def answer_fast_path(context: AgentContext, routed: RoutingDecision, session: str, *, ahead: bool = False) -> str:
+async def answer_fast_path(context: AgentContext, route: RoutingDecision, session: str, *, ahead: bool = False) -> str:
     """Answers a message without a model; `session` is the one in which it was sent."""
-    match routed.details:
-        case Plain() if routed.route == "status":
+    match route.details:
+        case Plain() if route.route == "status":
             return await describe_status(context, session)
-        case Plain() if routed.route == "needs_me":
+        case Plain() if route.route == "needs_me":
             return await describe_needs(context.store, context.app.clock.now())
-        case Plain() if routed.route == "schedules":
+        case Plain() if route.route == "schedules":
             return await describe_schedules(context)
-        case Plain() if routed.route == "last_receipt":
+        case Plain() if route.route == "last_receipt":
             return await describe_last_receipt(context)
         case ClockQuestion(zone=zone):
             return describe_time(context.app.clock.now(), zone)
@@ -243,7 +243,7 @@ async def answer_fast_path(context: AgentContext, routed: RoutingDecision, sessi
         case SpendingQuestion(period):
             return await describe_spending(context, period)
         case Scope(scope):
-            return await (_halt if routed.route == "halt" else _resume)(context, scope)
+            return await (_halt if route.route == "halt" else _resume)(context, scope)
         case Decided() as said:
             return await _decide(context, said, session, ahead=ahead)
         case ScheduleName() as named:
@@ -279,7 +279,7 @@ def _session(row: SessionRow, now: int, here: str) -> str:
 async def _money(store: Store, row: SessionRow) -> str:
     params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
     found = await store.ask(Query("budget", BudgetRow, params))
-    return f", {(await shown_budgets(store, found))[0].told()}" if found else ""
+    return f", {(await render_budgets(store, found))[0].describe()}" if found else ""
 
 
 class _Sum(msgspec.Struct, frozen=True):
@@ -291,20 +291,20 @@ class _Sum(msgspec.Struct, frozen=True):
 async def describe_spending(context: AgentContext, period: Period) -> str:
     """Says what the agent spent, on what, and how much of its caps is left."""
     policy, now, store = context.agent.policy, context.app.clock.now(), context.store
-    since = _since(period, now, policy.caps.zone)
+    since = _find_period_start(period, now, policy.caps.zone)
     rows = await store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
     sums: dict[str, int] = {}
     for row in rows:
         if row.agent == policy.name and row.usd:
             sums[row.purpose] = sums.get(row.purpose, 0) + row.usd
     parts = ", ".join(f"{format_micros(usd)} for {purpose}" for purpose, usd in sums.items())
-    said = {"today": "today", "week": "this week", "month": "this month"}[period]
-    lines = [f"{policy.name} has spent {format_micros(sum(sums.values()))} {said}{f': {parts}' if parts else ''}."]
+    text = {"today": "today", "week": "this week", "month": "this month"}[period]
+    lines = [f"{policy.name} has spent {format_micros(sum(sums.values()))} {text}{f': {parts}' if parts else ''}."]
     legs = [leg for leg in list_accounts(policy.caps, Spender("", policy.name), now) if leg.scope != "session:"]
-    return "\n".join([*lines, *[await _against_cap(context, leg) for leg in legs]])
+    return "\n".join([*lines, *[await _compare_with_cap(context, leg) for leg in legs]])
 
 
-async def _against_cap(context: AgentContext, leg: Leg) -> str:
+async def _compare_with_cap(context: AgentContext, leg: Leg) -> str:
     row = await read_budget(context.store, leg.scope, leg.window)
     cap = row.binding(leg.cap)
     held = f", and {format_micros(row.held)} is held" if row.held else ""
@@ -312,7 +312,7 @@ async def _against_cap(context: AgentContext, leg: Leg) -> str:
     return f"- {leg.scope} {leg.window}: {format_micros(row.spent)} against {limit}{held}".replace(" :", ":")
 
 
-def _since(period: Period, now: int, zone: str) -> int:
+def _find_period_start(period: Period, now: int, zone: str) -> int:
     """Returns when a day, a week or a month began in local time; weeks begin on Monday."""
     here = find_zone(zone) or ZoneInfo("UTC")
     day = to_local_time(now, here).date()
@@ -330,7 +330,7 @@ async def _halt(context: AgentContext, scope: str) -> str:
     meant = await _resolve_scope(context, scope)
     if meant is None:
         return f"There is no session {scope.partition(':')[2]}: nothing was halted. Look at halter sessions."
-    await context.store.commit(halts.halt(meant, app.settings.person, app.ids.new(), "said in a message"))
+    await context.store.commit(halts.halt(meant, app.settings.person, app.ids.make(), "said in a message"))
     return f"{meant} is halted. Nothing acts there until you say resume, or: halter resume {meant}"
 
 
@@ -340,7 +340,7 @@ async def _resume(context: AgentContext, scope: str) -> str:
         return ONLY_A_PERSON
     meant = await _resolve_scope(context, scope)
     ramp = await halts.compute_ramp(context.store, meant or scope)
-    write = halts.resume(meant or scope, app.settings.person, app.ids.new(), ramp, "said in a message")
+    write = halts.resume(meant or scope, app.settings.person, app.ids.make(), ramp, "said in a message")
     if not (await context.store.commit(write)).events:
         return f"{meant or scope} is not halted."
     return halts.describe_resume(meant or scope, ramp)
@@ -367,10 +367,10 @@ async def describe_needs(store: Store, now: int) -> str:
     if found:
         many = format_count(len(found), "decision")
         lines.append(f"{many} for you. Say approve or deny, with the id if there are several.")
-    for one in found[:MAX_LISTED_ROWS]:
-        ago = format_duration(max(0, now - one.asked_at))
+    for decision in found[:MAX_LISTED_ROWS]:
+        ago = format_duration(max(0, now - decision.asked_at))
         lines.append(
-            f"- {one.decision}: {describe_decision(one)} ({ago} ago)\n{_indent(escape_hidden(one.shown))}".rstrip()
+            f"- {decision.decision}: {describe_decision(decision)} ({ago} ago)\n{_indent(escape_hidden(decision.display_text))}".rstrip()
         )
     lines += [*_describe_more(len(found)), *([f"{'This' if not found else 'Also this'} needs you:"] if needs else [])]
     lines += [f"- {need.line}" for need in needs[:MAX_LISTED_ROWS]]
@@ -386,31 +386,35 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
     found = await approvals.list_pending_decisions(context.store, app.clock.now())
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
-    meant = [one for one in found if one.decision.lower() == said.decision.lower()] if said.decision else []
-    meant = meant or [one for one in found if said.decision and one.decision.lower().startswith(said.decision.lower())]
+    meant = (
+        [decision for decision in found if decision.decision.lower() == said.decision.lower()] if said.decision else []
+    )
+    meant = meant or [
+        decision for decision in found if said.decision and decision.decision.lower().startswith(said.decision.lower())
+    ]
     if said.ambiguous or len(meant) > 1:
-        own = [one.decision for one in found if one.agent == context.agent.policy.name]
+        own = [decision.decision for decision in found if decision.agent == context.agent.policy.name]
         return f"Several decisions wait: say which one, as in: {said.verdict} {(own or [''])[0]}\n" + "\n".join(
             f"- {each}" for each in own
         )
     if not meant:
         return f"No open decision is called {said.decision}." if said.decision else "Nothing of this agent needs you."
-    (one,) = meant
-    if one.about == "cap_raise" and said.verdict == "approve":
-        return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
-    unseen = ahead or not await _was_shown(context, session, one.decision)
+    (decision,) = meant
+    if decision.about == "cap_raise" and said.verdict == "approve":
+        return f"A higher cap needs an amount: halter approve {decision.decision} --cap AMOUNT"
+    unseen = ahead or not await _was_shown(context, session, decision.decision)
     if said.implied and said.verdict == "approve" and unseen:
         # This decision may have replaced the one that they saw or were typing about.
-        shown = f"- {one.decision}: {describe_decision(one)}\n{_indent(escape_hidden(one.shown))}".rstrip()
+        shown = f"- {decision.decision}: {describe_decision(decision)}\n{_indent(escape_hidden(decision.display_text))}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
-    write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
+    write = approvals.answer_decision(decision, said.verdict, app.settings.person, app.ids.make())
     events = (await context.store.commit(write)).events
     if events and isinstance(events[0].event, ApprovalGiven):
-        return f"You agree to {one.decision}. Another person must agree, too."
+        return f"You agree to {decision.decision}. Another person must agree, too."
     if not events:
-        return f"{one.decision} was already decided, has expired, or cannot be done any more."
+        return f"{decision.decision} was already decided, has expired, or cannot be done any more."
     verdict = "Approved" if said.verdict == "approve" else "Denied"
-    return f"{verdict}: {one.decision} ({describe_decision(one).rstrip('.')})"
+    return f"{verdict}: {decision.decision} ({describe_decision(decision).rstrip('.')})"
 
 
 async def _was_shown(context: AgentContext, session: str, decision: str) -> bool:
@@ -474,7 +478,7 @@ async def describe_hot_state(context: AgentContext, field: str) -> str:
     kept = next(iter(await context.store.ask(Query("snapshot", SavedHotState, params))), None)
     hot = HotState({name: each for name, each in fields.items() if field in ("", name)})
     hot.restore(b"" if kept is None else kept.data)
-    return hot.rendered(context.app.clock.now())
+    return hot.render(context.app.clock.now())
 
 
 async def describe_last_receipt(context: AgentContext) -> str:
@@ -484,15 +488,15 @@ async def describe_last_receipt(context: AgentContext) -> str:
     row = next(iter(await context.store.ask(Query("ended_of", SessionRow, params))), None)
     if row is None or row.ended_at is None:
         return f"No session of {name} is over yet."
-    made = make_receipt(await read_stream(context.store, session_stream(row.session)))
+    receipt = make_receipt(await read_stream(context.store, session_stream(row.session)))
     now, took = context.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
-    refused = f", {format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
+    refused = f", {format_count(len(receipt.brakes), 'refusal')}" if receipt.brakes else ""
     ago = format_duration(max(0, now - row.ended_at))
-    asked, called = format_count(len(made.requests), "request"), format_count(len(made.calls), "call")
+    question, called = format_count(len(receipt.requests), "request"), format_count(len(receipt.calls), "call")
     lines = (
         f"{row.session} ({row.kind}) ended {ago} ago: {row.state}, {row.terminal_reason}.",
-        f"It took {took} and cost {format_usd(made.cost_usd)}.",
-        f"It made {asked} and {called}{refused}.",
+        f"It took {took} and cost {format_usd(receipt.cost_usd)}.",
+        f"It made {question} and {called}{refused}.",
         f"All of it: halter receipt {row.session}",
     )
     return "\n".join(lines)
@@ -525,9 +529,9 @@ class ForwardedMessage(msgspec.Struct, frozen=True):
 class SubSessionObserver:
     """Observes another session that does what a message asks for; `began` is called when its parent has started."""
 
-    watching: LoopObserver = NO_OBSERVER
-    waits: WaitListener = lambda _, __: None
-    stepped: StepListener = lambda _, __: None
+    observer: LoopObserver = NO_OBSERVER
+    on_wait: WaitListener = lambda _, __: None
+    on_step: StepListener = lambda _, __: None
     began: Callable[[], None] = lambda: None
 
 
@@ -546,11 +550,11 @@ async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int
         now=now,
         timezone=agent.policy.caps.zone,
         has_tools=has_tools,
-        agents=tuple(find_neighbour_agents(agent.place)),
+        agents=tuple(find_neighbour_agents(agent.source_folder)),
         playbooks=tuple(agent.playbooks),
         schedules=tuple(dict.fromkeys([*planned, *(each.name for each in agent.tasks.triggers())])),
         fields=tuple(agent.pacing.fields),
-        decisions=tuple(one.decision for one in waiting if one.agent == name),
+        decisions=tuple(decision.decision for decision in waiting if decision.agent == name),
     )
 
 
@@ -579,46 +583,46 @@ async def handle_message(
     approves nothing.
     """
     now, has_tools = context.app.clock.now(), bool(list_tool_names(context))
-    routed = route_message(text, await build_surroundings(context.agent, context.store, now, has_tools=has_tools))
-    if answering and routed.route != "halt":
-        routed = ANSWER_ROUTE
-    if routed.route != "strategy":
-        answer = await answer_fast_path(context, routed, session, ahead=ahead)
-        await _record_route(context, session, routed, text, answer)
-        return HandledMessage(routed, answer)
-    return await _dispatch_route(context, session, text, routed, kind, showing)
+    route = route_message(text, await build_surroundings(context.agent, context.store, now, has_tools=has_tools))
+    if answering and route.route != "halt":
+        route = ANSWER_ROUTE
+    if route.route != "strategy":
+        answer = await answer_fast_path(context, route, session, ahead=ahead)
+        await _record_route(context, session, route, text, answer)
+        return HandledMessage(route, answer)
+    return await _dispatch_route(context, session, text, route, kind, showing)
 
 
 async def _dispatch_route(
     context: AgentContext,
     session: str,
     text: str,
-    routed: RoutingDecision,
+    route: RoutingDecision,
     kind: SessionKind,
     showing: SubSessionObserver,
 ) -> HandledMessage | ForwardedMessage:
-    match routed.details:
+    match route.details:
         case Scheduled() as said:
             answer = (await propose_schedule(context, said)).sentence
         case Unclear(sentence=answer):
             pass
         case Delegated() as said:
-            return await _delegate_message(context, session, text, routed, said, kind, showing)
+            return await _delegate_message(context, session, text, route, said, kind, showing)
         case Script() as said:
-            await _record_route(context, session, routed, text)
-            return await _play_script(context, routed, said, showing)
+            await _record_route(context, session, route, text)
+            return await _play_script(context, route, said, showing)
         case _:
-            await _record_route(context, session, routed, text, begins=True)
-            return ForwardedMessage(routed)
-    await _record_route(context, session, routed, text, answer)
-    return HandledMessage(routed, answer)
+            await _record_route(context, session, route, text, begins=True)
+            return ForwardedMessage(route)
+    await _record_route(context, session, route, text, answer)
+    return HandledMessage(route, answer)
 
 
 async def _delegate_message(
     context: AgentContext,
     session: str,
     text: str,
-    routed: RoutingDecision,
+    route: RoutingDecision,
     said: Delegated,
     kind: SessionKind,
     showing: SubSessionObserver,
@@ -628,19 +632,19 @@ async def _delegate_message(
         async with open_delegate(context, said.agent) as other:
             await send_message(context, session, text, kind)
             showing.began()
-            await _record_route(context, session, routed, text)
-            came = await delegate_task(context, session, other, said.task, showing.watching, showing.waits)
+            await _record_route(context, session, route, text)
+            came = await delegate_task(context, session, other, said.task, showing.observer, showing.on_wait)
     except ConfigError as error:
-        return HandledMessage(routed, str(error), ok=False)
-    if kind == "task" and came.over:
-        return ForwardedMessage(routed, told=True)
-    return HandledMessage(routed, came.words, came.ok, came.session)
+        return HandledMessage(route, str(error), ok=False)
+    if kind == "task" and came.has_ended:
+        return ForwardedMessage(route, told=True)
+    return HandledMessage(route, came.text, came.ok, came.session)
 
 
 async def send_message(context: AgentContext, session: str, text: str, kind: SessionKind) -> None:
     """Posts a message to a session, or starts the session with it."""
     if await _has_begun(context, session):
-        await say_to_session(context, session, text)
+        await post_message(context, session, text)
     else:
         await begin_session(context, text, kind, session)
 
@@ -651,16 +655,16 @@ async def _has_begun(context: AgentContext, session: str) -> bool:
 
 
 async def _record_route(
-    context: AgentContext, session: str, routed: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
+    context: AgentContext, session: str, route: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
 ) -> None:
     """Records the route of a message.
 
     It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
     message without a session stands in the fleet's stream.
     """
-    redact = context.guard().redacted
-    said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
-    body, blob = await offload_body(context.store, msgspec.json.encode(said))
-    event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))
+    redact = context.guard().redact
+    raw = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
+    body, blob = await offload_body(context.store, msgspec.json.encode(raw))
+    event = MessageRouted(route=route.route, strategy=route.strategy or "", why=redact(route.why))
     stream = inbox_stream(session) if begins or await _has_begun(context, session) else FLEET
-    await context.store.commit(Write(stream, context.app.ids.new(), lambda _: [Draft(event, body, blob)]))
+    await context.store.commit(Write(stream, context.app.ids.make(), lambda _: [Draft(event, body, blob)]))

@@ -34,19 +34,19 @@ from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import from_body, reject_unknown_options, to_body
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.guard.call_brake import CallBrake, make_call_brake
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
-from halter.runtime.agent_context import AgentContext, Models, keep_policy
+from halter.runtime.agent_context import AgentContext, Models, store_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
-from halter.runtime.budgets import Budget, read_current_budgets, shown_budgets
+from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
 from halter.runtime.external import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
@@ -98,7 +98,7 @@ class Guard(AgentProgram):
 
         It ends with the block: completed, as an error if the block raises, or by the brake that was tripped.
         """
-        session = await self._taken_up(task, id)
+        session = await self._resume_or_begin(task, id)
         try:
             yield session
         except DecisionPending:
@@ -112,7 +112,7 @@ class Guard(AgentProgram):
 
     async def has_ended(self, session: str) -> bool:
         """Says whether a session with this id has begun and ended."""
-        rows = await self._opened().store.ask(Query("session", SessionRow, {"session": session}))
+        rows = await self._open_context().store.ask(Query("session", SessionRow, {"session": session}))
         return any(row.ended_at is not None for row in rows)
 
     @property
@@ -141,12 +141,12 @@ class Guard(AgentProgram):
 
         `provider` is under which name a fleet's prices have the models of a server that only speaks the same protocol.
         """
-        self._opened()
+        self._open_context()
         return guard_client(client, lambda: self.session("A request of an SDK's client."), None, provider)
 
     async def report(self) -> GuardSummary:
         """Returns what this agent did and spent, its budgets, and what waits for a person."""
-        app, named = self._opened().app, {"agent": self._agent}
+        app, named = self._open_context().app, {"agent": self._agent}
         store, now = app.store, app.clock.now()
         own = await store.ask(Query("sessions_of_agent", SessionRow, {**named, "limit": MAX_REPORT_SESSIONS}))
         spent = await store.ask(Query("spent_by_name", _Spent, named))
@@ -157,51 +157,51 @@ class Guard(AgentProgram):
             running=sum(row.ended_at is None for row in own),
             cost_usd=micros_to_usd(sum(by_name.values())),
             cost_by_name_usd={name: micros_to_usd(micros) for name, micros in by_name.items()},
-            budgets=tuple(await shown_budgets(store, await read_current_budgets(store, now))),
+            budgets=tuple(await render_budgets(store, await read_current_budgets(store, now))),
             needs_you=tuple(await list_pending_decisions(store, now)),
         )
 
     async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
         """Returns the receipts of this agent's sessions, the newest first."""
-        opened = self._opened()
+        opened = self._open_context()
         params = {"agent": self._agent, "limit": limit}
         own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
         return tuple([receipt_of(await read_stream(opened.store, session_stream(row.session))) for row in own])
 
-    async def _taken_up(self, task: str, session: str | None) -> "GuardedSession":
-        opened = self._opened()
+    async def _resume_or_begin(self, task: str, session: str | None) -> "GuardedSession":
+        opened = self._open_context()
         started = SessionStarted(
-            session=session or opened.app.ids.new(),
+            session=session or opened.app.ids.make(),
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await keep_policy(opened.store, opened.agent.policy, opened.guard().redacted),
+            definition=await store_policy(opened.store, opened.agent.policy, opened.guard().redact),
         )
-        body = to_body(opened.guard().redacted(task))
+        body = to_body(opened.guard().redact(task))
         await opened.store.commit(lifecycle.start_session(started, *await offload_body(opened.store, body)))
         lease = await self._lease(opened, SessionId(started.session))
         if lease is None:
             raise await _explain_not_taken(opened, started.session)
-        standing, tools = opened.agent.standing(started.session), dict(opened.agent.tools)
-        running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, tools)
-        events = await running.take_up()
+        context, tools = opened.agent.make_context(started.session), dict(opened.agent.tools)
+        runtime = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, context, tools)
+        events = await runtime.resume()
         brake = make_call_brake(opened.agent.policy.provenance, opened.agent.policy, tools)
         if brake is not None:
             for stored in events:
                 body = await read_body(opened.store, stored)
                 if isinstance(stored.event, SessionStarted):
-                    brake.hear(from_body(body))
+                    brake.add_task(from_body(body))
                 brake.recall(stored, body)
-            brake.hear(opened.guard().redacted(task))
-        return GuardedSession(opened, running, len(events), tools, brake)
+            brake.add_task(opened.guard().redact(task))
+        return GuardedSession(opened, runtime, len(events), tools, brake)
 
     async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
         """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
         (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
-        patience = 0 if row.ended_at is not None or explain_newer_format(row) else opened.patience
-        return await take_lease(opened.store, opened.app.clock, opened.worker, session, patience)
+        max_wait = 0 if row.ended_at is not None or explain_newer_format(row) else opened.hold_timeout
+        return await acquire_lease(opened.store, opened.app.clock, opened.worker, session, max_wait)
 
-    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         agent = agent_said(self._agent, self._options, "the guard's policy", {}, {})
         policy = resolve_policy(app.fleet, agent)
         tools = index_tools(self._tools)
@@ -215,7 +215,7 @@ class Guard(AgentProgram):
         if model is not None:
             mind = msgspec.structs.replace(mind, model_for={"simulation": str(model.name)})
         made = AssembledAgent(
-            policy=policy, mind=mind, tools=tools, secrets=resolve_secrets(self._options, self._environ)
+            policy=policy, model_settings=mind, tools=tools, secrets=resolve_secrets(self._options, self._environ)
         )
         return made, Models(app, made, {} if model is None else {str(model.name): model})
 
@@ -253,9 +253,9 @@ class GuardedSession:
         tools: dict[str, Tool],
         brake: CallBrake | None,
     ) -> None:
-        self._opened = opened
-        self._running = running
-        self._asked = seen
+        self._context = opened
+        self._runtime = running
+        self._seen_calls = seen
         self._tools = tools
         self._brake = brake
         self._models: dict[str, ExternalModel] = {}
@@ -265,7 +265,7 @@ class GuardedSession:
     @property
     def id(self) -> str:
         """The session's id; pass it to `Guard.session` to resume."""
-        return self._running.lease.session
+        return self._runtime.lease.session
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
         """Calls a tool through the guard. Waits while a person has to decide, or while other holds take up the money.
@@ -273,18 +273,18 @@ class GuardedSession:
         The answer has an outcome, also where the call was refused. After a halt or at a cap the session ends with its
         block, and each further call is refused in the same way.
         """
-        call = self._named(tool, arguments)
+        call = self._make_call(tool, arguments)
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
-            return await self._take(call, await self._running.call(call))
+            return await self._apply_answer(call, await self._runtime.call(call))
 
     async def attempt(
         self, call: str, tool: str | FunctionTool, /, **arguments: Any
-    ) -> Answer | NeedsPerson | StillHeld:
+    ) -> Answer | ApprovalRequired | BudgetBusy:
         """Calls a tool through the guard without waiting. After a decision, try the same call again by its id.
 
         An id that was settled before returns the same answer: nothing is done twice.
         """
-        named = self._named(tool, arguments)
+        named = self._make_call(tool, arguments)
         named = msgspec.structs.replace(named, id=f"{self.id}.{call}")
         return await self._try(named)
 
@@ -300,30 +300,30 @@ class GuardedSession:
         tool = self._tools.setdefault(spec.name, ExternalTool(spec))
         if not isinstance(tool, ExternalTool):
             raise ConfigError(f"{spec.name} is a tool of this guard already: call it with `call`.")
-        call = self._named(spec.name, arguments)
+        call = self._make_call(spec.name, arguments)
         call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
         tool.expect(call.id, do)
         while not isinstance(answer := await self._try(call), Answer):
-            if isinstance(answer, StillHeld):
-                await self._opened.app.clock.sleep(SHORT_REST)
+            if isinstance(answer, BudgetBusy):
+                await self._context.app.clock.sleep(SHORT_REST)
             elif wait:
-                await self._running.until_decided([answer])
+                await self._runtime.wait_for_decision([answer])
             else:
                 raise DecisionPending(answer.decision, spec.name)
         if answer.outcome not in ("ok", "error"):
             raise EffectRefused(answer.text, answer.outcome)
-        return tool.take(call.id, answer.text)
+        return tool.result(call.id, answer.text)
 
-    async def _try(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+    async def _try(self, call: Call) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._brake is None else self._brake.order(call.tool):
-            answer = await self._running.attempt(call)
-            return await self._take(call, answer) if isinstance(answer, Answer) else answer
+            answer = await self._runtime.attempt(call)
+            return await self._apply_answer(call, answer) if isinstance(answer, Answer) else answer
 
-    async def _take(self, call: Call, answer: Answer) -> Answer:
+    async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
         """Takes an answer in: it may end the session, and the brake knows what it said."""
         if self._brake is not None:
             self._brake.observe(call, answer)
-        self._end = self._end or await self._running.ended_by(answer)
+        self._end = self._end or await self._runtime.find_end(answer)
         return answer
 
     async def ask(
@@ -346,7 +346,7 @@ class GuardedSession:
             case FailedRequest(outcome="external_halt" | "timeout" as outcome, error=error):
                 raise EffectRefused(error, outcome)
             case AnsweredRequest() | FailedRequest():
-                return known.take(request)
+                return known.result(request)
 
     def model(self, client: R, *, provider: str = "") -> R:
         """Returns a client of the openai or anthropic SDK whose requests pass the guard in this session."""
@@ -354,12 +354,12 @@ class GuardedSession:
 
     def next_request(self) -> str:
         """Returns the id of a request that is made next."""
-        self._asked += 1
-        return f"{self.id}.{self._running.lease.generation}.{self._asked}"
+        self._seen_calls += 1
+        return f"{self.id}.{self._runtime.lease.generation}.{self._seen_calls}"
 
     async def request(self, request: ModelRequest, model: Model) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Makes a model request, of a model of the caller's own. After a halt or at a cap the session ends."""
-        answer = await self._running.request(request, model, patient=False)
+        answer = await self._runtime.request(request, model, patient=False)
         if isinstance(answer, AnsweredRequest):
             self._end = self._end or (("BUDGET_EXCEEDED", "overrun") if answer.overrun else None)
         else:
@@ -368,36 +368,36 @@ class GuardedSession:
 
     @property
     def prices(self) -> Prices:
-        return Prices(self._opened.agent.policy.prices)
+        return Prices(self._context.agent.policy.prices)
 
     async def until_halted(self) -> EffectRefused:
         """Waits until a halt reaches this session, which then ends by it, and returns the refusal to raise."""
-        while await self._running.halted() is None:
-            await self._running.pause(HOUR)
+        while await self._runtime.find_halt() is None:
+            await self._runtime.pause(HOUR)
         self._end = self._end or ("HALTED", "external_halt")
         return EffectRefused("A halt ended this session.", "external_halt")
 
     async def near_budget(self) -> bool:
         """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
-        return await self._running.near_budget()
+        return await self._runtime.is_near_budget()
 
     async def pause(self) -> None:
         """Leaves the session until a person has decided; `Guard.session` resumes it by its id."""
-        (row,) = await self._opened.store.ask(Query("session", SessionRow, {"session": self.id}))
-        self._paused = await self._running.park("WAITING_FOR_APPROVAL", row.inbox_head)
+        (row,) = await self._context.store.ask(Query("session", SessionRow, {"session": self.id}))
+        self._paused = await self._runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
 
     async def receipt(self) -> Receipt:
         """Returns the receipt so far."""
-        return receipt_of(await self._running.events())
+        return receipt_of(await self._runtime.events())
 
     async def end(self, state: State, reason: TerminalReason) -> None:
         """Ends the session, unless it is paused; a tripped brake overrides state and reason."""
         if not self._paused:
-            await self._running.end(*(self._end or (state, reason)))
+            await self._runtime.end(*(self._end or (state, reason)))
 
-    def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
-        self._asked += 1
-        call = f"{self.id}.{self._running.lease.generation}.{self._asked}"
+    def _make_call(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
+        self._seen_calls += 1
+        call = f"{self.id}.{self._runtime.lease.generation}.{self._seen_calls}"
         return Call(call, _name(tool), _json(arguments), brake=None if self._brake is None else self._brake.brake)
 
 

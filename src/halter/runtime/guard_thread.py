@@ -72,7 +72,7 @@ class BlockingGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the guard."""
-        thread, self._thread = self._opened(), None
+        thread, self._thread = self._open(), None
         try:
             thread.run(self._guard.__aexit__(kind, error, trace))
         finally:
@@ -81,7 +81,7 @@ class BlockingGuard:
     @contextmanager
     def session(self, task: str = "", *, id: str | None = None) -> Generator["BlockingSession"]:  # noqa: A002 It is the word for it everywhere.
         """Starts a session, or resumes the one with that id, as `Guard.session` does."""
-        thread, opened = self._opened(), self._guard.session(task, id=id)
+        thread, opened = self._open(), self._guard.session(task, id=id)
         session = BlockingSession(thread.run(opened.__aenter__()), thread)
         try:
             yield session
@@ -93,25 +93,25 @@ class BlockingGuard:
 
     def call(self, tool: str | FunctionTool, /, **arguments: Any) -> "Answer":
         """Makes one call in a session of its own."""
-        return self._opened().run(self._guard.call(tool, **arguments))
+        return self._open().run(self._guard.call(tool, **arguments))
 
     def model(self, client: T, *, provider: str = "") -> T:
         """Returns a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
         from halter.runtime.guard_api import guard_client
 
         return guard_client(
-            client, lambda: self._guard.session("A request of an SDK's client."), self._opened(), provider
+            client, lambda: self._guard.session("A request of an SDK's client."), self._open(), provider
         )
 
     def report(self) -> "GuardSummary":
         """Returns what this agent did and spent, its budgets, and what waits for a person."""
-        return self._opened().run(self._guard.report())
+        return self._open().run(self._guard.report())
 
     def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
         """Returns the receipts of this agent's sessions, the newest first."""
-        return self._opened().run(self._guard.receipts(limit))
+        return self._open().run(self._guard.receipts(limit))
 
-    def _opened(self) -> LoopThread:
+    def _open(self) -> LoopThread:
         if self._thread is None:
             raise ConfigError("The guard is not open: use it inside of `with guard.blocking() as ...`.")
         return self._thread

@@ -66,22 +66,22 @@ def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """Put a call into words: `refund` of `{"amount_usd": 19.9, "order": 42}` is "refund $19.90 for order 42"."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_.\-]+", " ", tool.rpartition(SERVER_SEPARATOR)[2]).lower().split()
     money = [key for key in arguments if _is_money(key, arguments[key])]
-    objects = [key for key in _OBJECTS if key in arguments and _word(arguments[key])][:1]
+    objects = [key for key in _OBJECTS if key in arguments and _format_short(arguments[key])][:1]
     if objects and len(words) > 1 and words[-1] in _KINDS:
         words.pop()
     if objects == ["command"] and words == ["shell"]:
         words = ["run"]
-    parts = [*words, *(_word(arguments[key]) for key in objects), *(_dollars(arguments[key]) for key in money)]
+    parts = [*words, *(_format_short(arguments[key]) for key in objects), *(_dollars(arguments[key]) for key in money)]
     rest = [key for key in arguments if key not in (*money, *objects)]
-    told = [*_tell_rest(rest, arguments, first="for " if money else "")]
-    return " ".join([" ".join(parts) or "call a tool", ", ".join(told)]).strip()
+    sentences = [*_describe_other_arguments(rest, arguments, first="for " if money else "")]
+    return " ".join([" ".join(parts) or "call a tool", ", ".join(sentences)]).strip()
 
 
-def _tell_rest(keys: list[str], arguments: Mapping[str, Any], first: str) -> Iterator[str]:
+def _describe_other_arguments(keys: list[str], arguments: Mapping[str, Any], first: str) -> Iterator[str]:
     """Tell the other arguments: those that are prepositions first. Long and nested ones are only shown."""
     ordered = sorted(keys, key=lambda key: key not in _PREPOSITIONS)
     for key in ordered:
-        if (word := _word(arguments[key])) == "":
+        if (word := _format_short(arguments[key])) == "":
             continue
         name = to_one_line(key.replace("_", " "))
         yield f"{name} {word}" if key in _PREPOSITIONS else f"{first}{name} {word}"
@@ -100,7 +100,7 @@ def _dollars(value: float) -> str:
         return str(value)
 
 
-def _word(value: Any) -> str:
+def _format_short(value: Any) -> str:
     """Write a short value as it is, quoted where it is more than a word; nothing for one that is long or nested."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return ""
@@ -110,32 +110,32 @@ def _word(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else f"“{to_one_line(text)}”"
 
 
-def describe_decision(one: PendingDecision) -> str:
+def describe_decision(decision: PendingDecision) -> str:
     """Say what an open decision is about."""
-    match one.about:
+    match decision.about:
         case "approval":
-            return _end_sentence(f"{one.agent} wants to {_describe_shown(one)}") + _describe_people(one)
+            return _end_sentence(f"{decision.agent} wants to {_describe_shown(decision)}") + _describe_people(decision)
         case "unknown_call":
-            return f"{one.agent} began to {_describe_shown(one)}, and it is unknown whether that was done."
+            return f"{decision.agent} began to {_describe_shown(decision)}, and it is unknown whether that was done."
         case "cap_raise":
-            return f"{one.agent} needs more money for {one.name} than the cap of {one.subject} leaves."
+            return f"{decision.agent} needs more money for {decision.name} than the cap of {decision.subject} leaves."
         case "changed_tool":
-            return f"{one.agent} may not use {one.name}: it is new, or has changed since it was approved."
+            return f"{decision.agent} may not use {decision.name}: it is new, or has changed since it was approved."
         case "changed_server":
-            return f"{one.agent} may not use some tools of the server {one.name}: they were not approved yet."
+            return f"{decision.agent} may not use some tools of the server {decision.name}: they were not approved yet."
         case "schedule":
-            return f"{one.agent} wants to do this by itself: {_describe_plan(one)}."
+            return f"{decision.agent} wants to do this by itself: {_describe_plan(decision)}."
         case "proposal":
-            return f"{one.agent} wants a {one.name} to be kept: {_describe_proposal(one)}"
+            return f"{decision.agent} wants a {decision.name} to be kept: {_describe_proposal(decision)}"
         case _:
-            return f"{one.agent} asks about {one.name}."
+            return f"{decision.agent} asks about {decision.name}."
 
 
-def _describe_people(one: PendingDecision) -> str:
+def _describe_people(decision: PendingDecision) -> str:
     """Say that a second person is needed, and who has agreed already."""
-    if one.approvers <= 1:
+    if decision.approvers <= 1:
         return ""
-    return f" {one.first_by} has agreed; another person must." if one.first_by else " Two people must agree."
+    return f" {decision.first_by} has agreed; another person must." if decision.first_by else " Two people must agree."
 
 
 def _end_sentence(text: str) -> str:
@@ -143,8 +143,8 @@ def _end_sentence(text: str) -> str:
     return text if text.endswith((".”", "!”", "?”")) else f"{text}."
 
 
-def _describe_shown(one: PendingDecision) -> str:
-    return describe_call(one.name, parse_arguments(one.name, one.shown))
+def _describe_shown(decision: PendingDecision) -> str:
+    return describe_call(decision.name, parse_arguments(decision.name, decision.display_text))
 
 
 def parse_arguments(name: str, shown: str) -> Mapping[str, Any]:
@@ -156,22 +156,24 @@ def parse_arguments(name: str, shown: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _describe_plan(one: PendingDecision) -> str:
+def _describe_plan(decision: PendingDecision) -> str:
     """The task of a schedule, as its question's first line has it."""
-    first = one.shown.partition("\n")[0]
-    return shorten(to_one_line(first.partition(": ")[2] or one.name), MAX_REASON).rstrip(".")
+    first = decision.display_text.partition("\n")[0]
+    return shorten(to_one_line(first.partition(": ")[2] or decision.name), MAX_REASON).rstrip(".")
 
 
-def _describe_proposal(one: PendingDecision) -> str:
-    return shorten(to_one_line(one.shown.removeprefix(f"{one.agent} proposes a {one.name}: ")), MAX_REASON)
+def _describe_proposal(decision: PendingDecision) -> str:
+    return shorten(
+        to_one_line(decision.display_text.removeprefix(f"{decision.agent} proposes a {decision.name}: ")), MAX_REASON
+    )
 
 
-def read_reason(one: PendingDecision) -> str:
+def read_reason(decision: PendingDecision) -> str:
     """What the model said when it made the call that waits; nothing where it said nothing, or it was erased."""
-    if not one.said or one.about not in ("approval", "cap_raise"):
+    if not decision.said or decision.about not in ("approval", "cap_raise"):
         return ""
     try:
-        reply = msgspec.json.decode(one.said, type=Reply)
+        reply = msgspec.json.decode(decision.said, type=Reply)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return ""
     return shorten(to_one_line(reply.text), MAX_REASON)
@@ -193,13 +195,13 @@ class OpenQuestion(msgspec.Struct, frozen=True):
         return event.call if isinstance(event, CallStarted) and event.tool == ASK_USER else ""
 
     @property
-    def asked(self) -> str:
+    def question_text(self) -> str:
         """What the model asked, whole; nothing where that was erased, or nothing was asked."""
         return str(parse_arguments("", from_body(self.body or b"")).get("question", "")) if self.call else ""
 
     @property
     def question(self) -> str:
-        return shorten(to_one_line(self.asked), MAX_REASON)
+        return shorten(to_one_line(self.question_text), MAX_REASON)
 
 
 async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
@@ -207,19 +209,23 @@ async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
     return {one.session: one for one in await store.ask(Query("open_questions", OpenQuestion))}
 
 
-def make_decision_need(one: PendingDecision) -> Need:
+def make_decision_need(decision: PendingDecision) -> Need:
     """Put a decision into words that hide no character of what it is about."""
-    more = " --cap AMOUNT" if one.about == "cap_raise" else ""
-    shown = one.shown.removeprefix(f"{one.name} ") if one.about in ("approval", "unknown_call") else one.shown
+    more = " --cap AMOUNT" if decision.about == "cap_raise" else ""
+    shown = (
+        decision.display_text.removeprefix(f"{decision.name} ")
+        if decision.about in ("approval", "unknown_call")
+        else decision.display_text
+    )
     return Need(
-        kind=cast("NeedKind", one.about),
-        agent=one.agent,
-        sentence=escape_hidden(describe_decision(one)),
-        why=escape_hidden(read_reason(one)),
+        kind=cast("NeedKind", decision.about),
+        agent=decision.agent,
+        sentence=escape_hidden(describe_decision(decision)),
+        why=escape_hidden(read_reason(decision)),
         shown=escape_hidden(shown),
-        commands=(f"halter approve {one.decision}{more}", f"halter deny {one.decision}"),
-        decision=one.decision,
-        session=one.session,
+        commands=(f"halter approve {decision.decision}{more}", f"halter deny {decision.decision}"),
+        decision=decision.decision,
+        session=decision.session,
     )
 
 
@@ -330,9 +336,9 @@ def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
 
 def list_needs(found: NeedRows) -> Iterator[Need]:
     """List everything that waits for a person: the one queue of inbox, report, Home and API."""
-    for one in found.waiting:
-        if one.expires_at > found.until:
-            yield make_decision_need(one)
+    for decision in found.waiting:
+        if decision.expires_at > found.until:
+            yield make_decision_need(decision)
     yield from _list_standing_agents(found)
     for item in found.left:
         yield make_document_need(item.trigger, item.item, item.name, item.sentence)
@@ -357,7 +363,7 @@ def list_needs(found: NeedRows) -> Iterator[Need]:
 
 def _list_undecided(found: NeedRows) -> Iterator[Need]:
     """Count what waits to be kept or dismissed and is not asked about as a decision."""
-    asked = Counter(one.name for one in found.waiting if one.about == "proposal")
+    asked = Counter(decision.name for decision in found.waiting if decision.about == "proposal")
     left = (
         ("findings", "finding", "findings", found.proposals.findings),
         ("proposals", "memory", "memories", found.proposals.memories - asked["memory"]),

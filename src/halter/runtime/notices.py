@@ -122,7 +122,7 @@ class Notices:
         self._agents = agents
         self._redact = redact
 
-    async def look(self) -> None:
+    async def queue_due(self) -> None:
         agents = self._agents()
         for notice in await self._untold():
             tasks = agents.get(notice.agent)
@@ -150,7 +150,7 @@ class Notices:
         """What open decisions want, by what a notice is about, and what sessions ask, by their id."""
         pending = await list_pending_decisions(self._store, self._clock.now())
         asked = await read_open_questions(self._store)
-        decisions = {f"waiting:{one.decision}": make_decision_need(one) for one in pending}
+        decisions = {f"waiting:{decision.decision}": make_decision_need(decision) for decision in pending}
         return decisions | {name: make_question_need(name, one.agent, one) for name, one in asked.items()}
 
 
@@ -258,7 +258,7 @@ class _Due(msgspec.Struct, frozen=True):
     blob: Digest | None = None
 
     @property
-    def way(self) -> ChannelKey:
+    def channel_key(self) -> ChannelKey:
         return self.agent, self.channel
 
 
@@ -285,16 +285,16 @@ class Outbox:
     async def run(self) -> None:
         """Sends what is due until cancelled."""
         try:
-            await self._run()
+            await self._send_due()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
-    async def _run(self) -> None:
+    async def _send_due(self) -> None:
         async with watch_changes(self._store, _may_be_notification) as self._news, asyncio.TaskGroup() as lanes:
             while True:
                 now = self._clock.now()
-                due = sorted(await self._due(now), key=lambda row: row.way)
-                for way, rows in groupby(due, key=lambda row: row.way):
+                due = sorted(await self._due(now), key=lambda row: row.channel_key)
+                for way, rows in groupby(due, key=lambda row: row.channel_key):
                     self._busy.add(way)
                     lanes.create_task(self._work_off(way, list(rows)), name=f"halter-outbox-{way[1]}")
                 await wait_for_news(self._news, await self._pause(now))
@@ -305,7 +305,7 @@ class Outbox:
         limit = OUTBOX_PAGE
         while True:
             rows = await self._store.ask(Query("notifications_due", _Due, {"now": now, "limit": limit}))
-            ours = [row for row in rows if row.agent in self._agents and row.way not in self._busy]
+            ours = [row for row in rows if row.agent in self._agents and row.channel_key not in self._busy]
             if ours or len(rows) < limit:
                 return ours
             # A full page of other agents' notifications: ours may come after it.
@@ -320,26 +320,26 @@ class Outbox:
         try:
             for row in due:
                 if await self._is_ours(row):
-                    await self._tell(row)
+                    await self._send(row)
         finally:
             self._busy.discard(way)
             self._news.set()
 
     async def _is_ours(self, row: _Due) -> bool:
         """Whether a notification is still to be sent. Yields first to another process that was faster before."""
-        if row.way in self._behind and await self._still_waits(row):
+        if row.channel_key in self._behind and await self._is_still_due(row):
             await self._clock.sleep(OUTBOX_YIELD_DELAY)
-        return await self._still_waits(row)
+        return await self._is_still_due(row)
 
-    async def _still_waits(self, row: _Due) -> bool:
+    async def _is_still_due(self, row: _Due) -> bool:
         params = {"notification": row.notification}
         found = await self._store.ask(Query("notification", NotificationRow, params))
         return any(now.sent_at is None and now.attempts == row.attempts for now in found)
 
-    async def _tell(self, row: _Due) -> None:
+    async def _send(self, row: _Due) -> None:
         attempts = row.attempts + 1
         try:
-            await self._sent(row)
+            await self._record_sent(row)
         except DeliveryFailed as why:
             write = record_send_failure(row.notification, attempts, str(why), may_retry=why.may_retry)
         except Exception as error:  # noqa: BLE001  a failing sender may stop nothing else
@@ -350,17 +350,17 @@ class Outbox:
             write = record_sent(row.notification, attempts)
         committed = await self._store.commit(write)
         faster_than_us = committed.repeated or not committed.events
-        (self._behind.add if faster_than_us else self._behind.discard)(row.way)
+        (self._behind.add if faster_than_us else self._behind.discard)(row.channel_key)
 
-    async def _sent(self, row: _Due) -> None:
-        sender = self._senders.get(row.way)
+    async def _record_sent(self, row: _Due) -> None:
+        sender = self._senders.get(row.channel_key)
         if sender is None:
             sentence = f"{row.agent} has no channel {row.channel}: write it under `notify` again."
             raise DeliveryFailed(sentence, may_retry=True)
         await sender.send(await self._letter(row))
 
     async def _letter(self, row: _Due) -> OutgoingNotification:
-        telling = parse_notification(await self._said(row))
+        telling = parse_notification(await self._read_body(row))
         return OutgoingNotification(
             id=row.notification,
             subject=telling.subject or f"{row.agent}: {row.about or 'news'}",
@@ -371,7 +371,7 @@ class Outbox:
             at=row.queued_at,
         )
 
-    async def _said(self, row: _Due) -> bytes:
+    async def _read_body(self, row: _Due) -> bytes:
         body = await load_body(self._store, row.body, row.blob)
         if body is None:
             raise DeliveryFailed("What was to be told has been erased.", may_retry=False)

@@ -51,7 +51,7 @@ def encode_receipt(events: Sequence[Stored], inbox: Sequence[Stored]) -> bytes:
 def parse_receipt(text: bytes) -> dict[str, Any]:
     """Parses a receipt. Raises ValueError where it is none, or has a key twice."""
     try:
-        said = json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
+        said = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be read as a receipt ({error})") from error
     found = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
@@ -60,7 +60,7 @@ def parse_receipt(text: bytes) -> dict[str, Any]:
     return found
 
 
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuses a key that occurs twice: two readers could read different values."""
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -68,9 +68,9 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def prove_receipt(said: dict[str, Any], journal: CheckedExport) -> Proof:
+def prove_receipt(raw: dict[str, Any], journal: CheckedExport) -> Proof:
     """Makes the receipt again from the journal's events, and compares the two field by field."""
-    session = str(said["session"])
+    session = str(raw["session"])
     events = journal.streams.get(session_stream(session), [])
     inbox = journal.streams.get(inbox_stream(session), [])
     findings = [*journal.findings]
@@ -83,7 +83,7 @@ def prove_receipt(said: dict[str, Any], journal: CheckedExport) -> Proof:
         except KeyError as missing:
             findings.append(f"No receipt can be made of these events: the beginning of {missing} is missing.")
         else:
-            findings += _compare_receipts(said, made, events, notes)
+            findings += _compare_receipts(raw, made, events, notes)
     if journal.erased:
         notes.insert(0, f"{journal.erased} bodies were erased; what happened can be checked without them.")
     told = (
@@ -98,19 +98,19 @@ def prove_receipt(said: dict[str, Any], journal: CheckedExport) -> Proof:
 
 
 def _compare_receipts(
-    said: dict[str, Any], made: dict[str, Any], events: Sequence[Stored], notes: list[str]
+    raw: dict[str, Any], made: dict[str, Any], events: Sequence[Stored], notes: list[str]
 ) -> list[str]:
-    earlier = _explain_older_receipt(said, events)
+    earlier = _explain_older_receipt(raw, events)
     if earlier:
         return [earlier]
-    if "format" not in said:
+    if "format" not in raw:
         made = downgrade_receipt(made)
         notes.insert(0, "The receipt was made by Halter 0.7 or earlier: its amounts are micro-dollars.")
-    erased = said.get("erased")
+    erased = raw.get("erased")
     if type(erased) is int and 0 <= erased < made["erased"]:
         notes.insert(0, "Some of it was erased after the receipt was made.")
-        said = {**said, "erased": made["erased"]}
-    return [*compare_json("", said, made)]
+        raw = {**raw, "erased": made["erased"]}
+    return [*compare_json("", raw, made)]
 
 
 def downgrade_receipt(made: dict[str, Any]) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def _micros(amount: Any, unit: str = "usd") -> Any:
             return amount
 
 
-def _explain_older_receipt(said: dict[str, Any], events: Sequence[Stored]) -> str:
+def _explain_older_receipt(raw: dict[str, Any], events: Sequence[Stored]) -> str:
     """Says that a receipt is only older than the export, because the session went on; else ""."""
-    seen = said.get("events")
-    if type(seen) is not int or not 0 < seen < len(events) or events[seen - 1].hash.hex() != said.get("hash"):
+    seen = raw.get("events")
+    if type(seen) is not int or not 0 < seen < len(events) or events[seen - 1].hash.hex() != raw.get("hash"):
         return ""
     return (
         f"The receipt was made when the session had {seen} events, and now it has {len(events)}: make it anew with "
@@ -162,15 +162,15 @@ def compare_json(where: str, said: Any, made: Any) -> Iterator[str]:
         yield f"The receipt says {_show_value(said)} for {where}, and the events make it {_show_value(made)}."
 
 
-def _compare_objects(where: str, said: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    for key in (*made, *(key for key in said if key not in made)):
+def _compare_objects(where: str, raw: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+    for key in (*made, *(key for key in raw if key not in made)):
         inside = f"{where}.{key}" if where else key
-        if key not in said:
+        if key not in raw:
             yield f"The receipt says nothing of {inside}, and the events make it {_show_value(made[key])}."
         elif key not in made:
-            yield f"The receipt says {_show_value(said[key])} for {inside}, of which the events know nothing."
+            yield f"The receipt says {_show_value(raw[key])} for {inside}, of which the events know nothing."
         else:
-            yield from compare_json(inside, said[key], made[key])
+            yield from compare_json(inside, raw[key], made[key])
 
 
 def _compare_lists(where: str, said: list[Any], made: list[Any]) -> Iterator[str]:

@@ -38,7 +38,7 @@ def measure_use(view: StoreView, agent: str, *, since: int = 0) -> RecordedUse:
     """Fold the recorded sessions of an agent as they were, and keep the peaks."""
     use = _UseFold(view, agent, since)
     for stored in read_in_order(view):
-        use.take(stored)
+        use.apply(stored)
     return use.result()
 
 
@@ -54,8 +54,8 @@ class _UseFold:
         self._slices: dict[str, Counter[int]] = {}
         self._models: set[str] = set()
 
-    def take(self, stored: Stored) -> None:
-        self._rows.take(stored)
+    def apply(self, stored: Stored) -> None:
+        self._rows.apply(stored)
         event, session = stored.event, session_of(StreamId(stored.stream)) or ""
         if isinstance(event, ev.SessionStarted) and event.agent == self._agent and stored.at >= self._since:
             self._begin(event)
@@ -103,13 +103,13 @@ class _UseFold:
             session_usd=self._peaks["session"],
             day_usd=self._peaks["day"],
             tools={phase: tuple(sorted(tools)) for phase, tools in self._tools.items()},
-            attempts={tool: _most_in_an_hour(slices) for tool, slices in sorted(self._slices.items())},
+            attempts={tool: _count_peak_hour(slices) for tool, slices in sorted(self._slices.items())},
             models=tuple(sorted(self._models)),
             reserve=max((each.reserve_cost_fraction for each in self._policies.values() if each), default=0.0),
         )
 
 
-def _most_in_an_hour(slices: Mapping[int, int]) -> int:
+def _count_peak_hour(slices: Mapping[int, int]) -> int:
     """The most attempts in any run of slices that a rate counts together."""
     return max(
         sum(count for number, count in slices.items() if last - RATE_SLICES <= number <= last) for last in slices

@@ -54,35 +54,35 @@ class EffectivePolicy(msgspec.Struct, frozen=True):
 
     fleet: FleetConfig = DEFAULT_FLEET
     row: FleetPolicyRow | None = None
-    written: FleetConfig | None = None
+    local_file: FleetConfig | None = None
     differences: tuple[PolicyDifference, ...] = ()
     adopted: bool = False
 
-    def told(self) -> str:
+    def describe_difference(self) -> str:
         """Says in one line where the store's policy and the local file differ; "" if they do not."""
         if self.row is None:
             return ""
-        if self.written is None:
+        if self.local_file is None:
             return _describe_store_only(self.differences)
-        file = self.written.places.file
+        file = self.local_file.source_map.file
         bound = [each for each in self.differences if each.how in ("looser", "fixed")]
         stricter = [each for each in self.differences if each.how == "stricter"]
-        said: list[str] = []
+        texts: list[str] = []
         if bound:
-            said.append(f"This store's policy counts, and not {file}, in {_describe_pairs(bound)}.")
+            texts.append(f"This store's policy counts, and not {file}, in {_describe_pairs(bound)}.")
         if stricter:
-            said.append(
+            texts.append(
                 f"{file} is stricter than this store's policy, and counts here only, in {_describe_pairs(stricter)}."
             )
-        if said:
-            said.append(f"To make {file} the store's policy: halter policy apply {file}")
-        return " ".join(said)
+        if texts:
+            texts.append(f"To make {file} the store's policy: halter policy apply {file}")
+        return " ".join(texts)
 
-    def announced(self) -> str:
+    def describe_adoption(self) -> str:
         """Says in one line that the local file became the store's policy; "" if it did not."""
-        if not self.adopted or self.written is None:
+        if not self.adopted or self.local_file is None:
             return ""
-        file = self.written.places.file
+        file = self.local_file.source_map.file
         return f"{file} is this store's policy from now on: it binds every process on it. See it: halter policy"
 
 
@@ -91,7 +91,7 @@ def _describe_store_only(differences: Sequence[PolicyDifference]) -> str:
     if not told:
         return ""
     words = [f"{each.key} is {each.stored}" for each in told[:MAX_NAMED_DIFFERENCES]]
-    what = f"{', '.join(words)}{_more(told)}"
+    what = f"{', '.join(words)}{_count_more(told)}"
     return f"There is no halter.yaml here, so this store's policy alone counts: {what}. See it: halter policy"
 
 
@@ -103,10 +103,10 @@ def _describe_pairs(differences: Sequence[PolicyDifference]) -> str:
         else f"{each.key} ({each.stored}, not {each.written})"
         for each in differences[:MAX_NAMED_DIFFERENCES]
     ]
-    return f"{', '.join(words)}{_more(differences)}"
+    return f"{', '.join(words)}{_count_more(differences)}"
 
 
-def _more(differences: Sequence[PolicyDifference]) -> str:
+def _count_more(differences: Sequence[PolicyDifference]) -> str:
     return f" and {len(differences) - MAX_NAMED_DIFFERENCES} more" if len(differences) > MAX_NAMED_DIFFERENCES else ""
 
 
@@ -135,8 +135,8 @@ async def is_superseded(store: Store, policy: EffectivePolicy) -> bool:
     digest = "" if policy.row is None else policy.row.digest
     if row is None or row.digest == digest:
         return False
-    now, before = _make_effective_policy(row, policy.written).fleet, policy.fleet
-    return (now.spec, now.beside, now.silent) != (before.spec, before.beside, before.silent)
+    now, before = _make_effective_policy(row, policy.local_file).fleet, policy.fleet
+    return (now.spec, now.extra_policies, now.silent) != (before.spec, before.extra_policies, before.silent)
 
 
 async def read_stored_policy(store: Store) -> FleetPolicyRow | None:
@@ -165,19 +165,19 @@ async def bind_policy(store: Store, written: FleetConfig | None, by: str) -> Eff
     return msgspec.structs.replace(found, adopted=adopted)
 
 
-def _drop_secret_providers(said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _drop_secret_providers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Drops providers whose address holds a key: what is stored here is never erased."""
     redact = Redactor({}, {}).redact
-    providers: Mapping[str, Any] = said.get("providers") or {}
+    providers: Mapping[str, Any] = raw.get("providers") or {}
     kept = {name: each for name, each in providers.items() if redact(text := canonicalize_policy({name: each})) == text}
-    return said if len(kept) == len(providers) else {**said, "providers": kept}
+    return raw if len(kept) == len(providers) else {**raw, "providers": kept}
 
 
 def make_adoption_event(
     written: FleetConfig, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
 ) -> FleetPolicyAdopted:
     """Make the event by which a file becomes the store's policy."""
-    policy, limits = canonicalize_policy(_drop_secret_providers(written.said)), written.spec.limits
+    policy, limits = canonicalize_policy(_drop_secret_providers(written.raw)), written.spec.limits
     return FleetPolicyAdopted(
         policy=policy,
         digest=digest_policy(policy),
@@ -209,7 +209,7 @@ class Runtime(msgspec.Struct, frozen=True):
     environ: Mapping[str, str]
     trouble: StoreProblem = msgspec.field(default_factory=StoreProblem)
     writable: list[WritableFolders] = msgspec.field(default_factory=list[WritableFolders])
-    pulse: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
+    liveness: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
     doubt: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
     """None where the store was opened read-only: then no agent runs."""
@@ -233,7 +233,7 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     environ: Mapping[str, str] = EMPTY_ENVIRON,
     *,
     lease: int = DEFAULT_LEASE_DURATION,
-    pulse: LivenessWriter | None = None,
+    liveness: LivenessWriter | None = None,
     acts: bool = True,
     written: Callable[[Settings], FleetConfig | None] = read_local_fleet,
     despite_doubt: bool = False,
@@ -276,10 +276,10 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
             await sync_store_clock(store, clock)
         ledger = Ledger(store, clock)
         policy = await bind_policy(store, written(settings), settings.person) if acts else None
-        alive = pulse or LivenessWriter()
+        alive = liveness or LivenessWriter()
         with install_print_masks():
             yield Runtime(
-                settings, clock, ids, store, checkpointer, ledger, environ, pulse=alive, doubt=doubt, policy=policy
+                settings, clock, ids, store, checkpointer, ledger, environ, liveness=alive, doubt=doubt, policy=policy
             )
     finally:
         await store.close()
@@ -308,7 +308,7 @@ def _detect_missing_store(
     gone = None
     # A path that cannot even be looked at is refused in a sentence when it is opened.
     with suppress(OSError):
-        gone = None if continuity is None or store_file_exists(settings.store) else continuity.gone()
+        gone = None if continuity is None or store_file_exists(settings.store) else continuity.find_missing_store()
     if gone is not None and not despite_doubt:
         raise StoreUnusable(gone.sentence())
     return gone
@@ -327,7 +327,7 @@ def _compare_with_checkpoints(
 
     if continuity is None:
         return None
-    found = continuity.look(engine.ask, store_id)
+    found = continuity.check(engine.ask, store_id)
     if isinstance(found, OlderCopy):
         if not despite_doubt:
             raise StoreUnusable(found.sentence())
@@ -342,7 +342,7 @@ def _compare_with_checkpoints(
 async def sync_store_clock(store: "JournalStore", clock: StoreClock) -> None:
     before = read_steady_clock()
     at = await store.now()
-    clock.heard(before, at, read_steady_clock())
+    clock.set_time(before, at, read_steady_clock())
 
 
 def _prepare(settings: Settings) -> None:

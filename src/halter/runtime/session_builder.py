@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import TypeIs
 
-from halter.autonomy.hot_state import Awareness, HotState, parse_source_text
+from halter.autonomy.hot_state import HotState, LiveFacts, parse_source_text
 from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
 from halter.autonomy.resident import SupervisedSensor
 from halter.autonomy.signals import Score, ScoringFailure, Signals
@@ -61,7 +61,7 @@ from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.documents import Library, SessionDocuments
 from halter.tasks.agent_tool import AgentTool
-from halter.tasks.conversation import REVIEW_PHASE, Conversation, Pace, PhaseWalk, review_nothing
+from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhasePolicy, TurnPolicy, review_nothing
 from halter.tasks.playbooks import (
     MAX_PLAYBOOK_DURATION,
     MAX_SKILL_ATTEMPTS,
@@ -105,12 +105,12 @@ class FindingBodyRow(msgspec.Struct, frozen=True):
     body: bytes | None
     blob: Digest | None
 
-    def words(self) -> str:
-        read = self.read()
+    def text(self) -> str:
+        read = self.decode()
         quote = f'\n"{read.quote}" ({self.name}, {self.support})' if read.quote else ""
         return f"[{self.severity}] {read.title}\n{read.text}{quote}".strip()
 
-    def read(self) -> Finding:
+    def decode(self) -> Finding:
         if not self.body:
             return Finding(title="(erased)", severity="info")
         return msgspec.json.decode(self.body, type=Finding)
@@ -122,7 +122,7 @@ class TaskTools:
     `mark_links` warns of links in a text that no trusted place said; without a model nothing is to be warned of.
     """
 
-    running: SessionRuntime
+    runtime: SessionRuntime
 
     def __init__(
         self, context: AgentContext, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[DocumentRef]
@@ -132,13 +132,13 @@ class TaskTools:
         tasks = context.agent.tasks
         named = tasks.collections if trigger is None else _list_collections(trigger)
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
-        self._documents = (collections, _place_documents(own, trigger))
-        self._left: dict[str, int] = {}
-        self._waited = False
+        self._documents = (collections, _assign_collections(own, trigger))
+        self._remaining: dict[str, int] = {}
+        self._has_waited = False
         self.mark_links: Callable[[str], str] = lambda _: ""
 
     @cached_property
-    def shelves(self) -> SessionDocuments:
+    def documents(self) -> SessionDocuments:
         context = self._context
         library = context.agent.library or Library(context.store, Path())
         return SessionDocuments(library, context.store, *self._documents)
@@ -149,22 +149,22 @@ class TaskTools:
         if not agent.tasks.verbs:
             return ()
         makers: Mapping[str, Callable[[], Verb]] = {
-            RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
+            RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.documents, clock.now),
             RUN_SKILL: lambda: run_skill(
                 agent.skills,
                 lambda request, attempt: self._ask_patiently(request, context.model_for("skill"), attempt),
-                agent.mind.max_output_tokens,
+                agent.model_settings.max_output_tokens,
                 MAX_PLAYBOOK_DURATION if self._patience else SKILL_TIMEOUT,
             ),
-            RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._spent_in),
-            EMIT_FINDING: lambda: emit_finding(name, self.shelves.check),
+            RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._count_spent),
+            EMIT_FINDING: lambda: emit_finding(name, self.documents.check),
             PROPOSE_MEMORY: lambda: propose_memory(name, clock),
             PROPOSE_PRECEDENT: lambda: propose_precedent(name, clock),
             NOTIFY: lambda: notify(
                 name,
                 self._row.session,
                 tuple(each.name for each in agent.tasks.notify.channels) or (IN_APP,),
-                self._found,
+                self._find_reviewed,
                 self._mark_links,
                 MAX_PLAYBOOK_DURATION if self._patience and agent.tasks.review.judges else DEFAULT_TOOL_TIMEOUT,
             ),
@@ -174,22 +174,24 @@ class TaskTools:
     def _mark_links(self, text: str) -> str:
         return self.mark_links(text)
 
-    async def _step(self, call: Call, left: int | None) -> Answer:
+    async def _step(self, call: Call, remaining: int | None) -> Answer:
         """Runs a step of a playbook; the step and what runs inside it spend at most `left`."""
-        if left is not None:
-            self._left[call.id] = left
+        if remaining is not None:
+            self._remaining[call.id] = remaining
         try:
-            return await self.running.call(call, self._standing(call.id))
+            return await self.runtime.call(call, self._standing(call.id))
         finally:
-            self._left.pop(call.id, None)
+            self._remaining.pop(call.id, None)
 
     def _standing(self, name: str) -> SessionContext | None:
         """Returns the context narrowed to what the enclosing steps have left."""
-        within = [left for outer, left in self._left.items() if name == outer or name.startswith(f"{outer}/")]
-        return self.running.standing.within(min(within), self.running.spent_usd) if within else None
+        within = [
+            remaining for outer, remaining in self._remaining.items() if name == outer or name.startswith(f"{outer}/")
+        ]
+        return self.runtime.context.narrow(min(within), self.runtime.spent_usd) if within else None
 
-    async def _spent_in(self, call: str) -> int:
-        events = [stored.event for stored in await self.running.events()]
+    async def _count_spent(self, call: str) -> int:
+        events = [stored.event for stored in await self.runtime.events()]
         return sum(
             event.charge.usd
             for event in events
@@ -201,15 +203,15 @@ class TaskTools:
         self, request: ModelRequest, model: Model, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         if attempt:
-            await self.running.pause(
-                compute_backoff(FailedAttempt("", may_retry=True), attempt, self._context.chance.random())
+            await self.runtime.pause(
+                compute_backoff(FailedAttempt("", may_retry=True), attempt, self._context.rng.random())
             )
-        return await self.running.request(request, model, attempt, standing=self._standing(request.id))
+        return await self.runtime.request(request, model, attempt, context=self._standing(request.id))
 
     @property
     def _patience(self) -> int:
         """The longest wait between two tries of a model that does not answer; 0 where a person attends."""
-        return self._context.agent.mind.outage_backoff if self._row.unattended else 0
+        return self._context.agent.model_settings.outage_backoff if self._row.unattended else 0
 
     async def _ask_patiently(
         self, request: ModelRequest, model: Model, attempt: int
@@ -221,16 +223,16 @@ class TaskTools:
             if since is None:
                 return answer
             attempt += 1
-            answer = await self.running.request(request, model, attempt, standing=self._standing(request.id))
-        return await self._after_outage(answer)
+            answer = await self.runtime.request(request, model, attempt, context=self._standing(request.id))
+        return await self._record_outage_end(answer)
 
-    async def _after_outage(
+    async def _record_outage_end(
         self, answer: AnsweredRequest | RefusedRequest | FailedRequest
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Records the end of an outage that was waited out, if this is an answer."""
-        if self._waited and isinstance(answer, AnsweredRequest):
-            self._waited = False
-            await self.running.recovered()
+        if self._has_waited and isinstance(answer, AnsweredRequest):
+            self._has_waited = False
+            await self.runtime.record_recovery()
         return answer
 
     async def _wait_out(self, failed: Sequence[FailedRequest], since: int | None) -> int | None:
@@ -243,10 +245,10 @@ class TaskTools:
             return None
         now, asked = self._context.app.clock.now(), max(each.retry_after or 0 for each in failed)
         since = now if since is None else since
-        sleep = compute_outage_backoff(now - since, asked, self._patience, self._context.chance.random())
+        sleep = compute_outage_backoff(now - since, asked, self._patience, self._context.rng.random())
         trouble = "outage" if passing[-1].may_retry else "needs_person"
-        self._waited = True
-        await self.running.wait_out(trouble, passing[-1].error, sleep)
+        self._has_waited = True
+        await self.runtime.wait_for_provider(trouble, passing[-1].error, sleep)
         return since
 
     async def _ask_judge(
@@ -256,11 +258,11 @@ class TaskTools:
         answer = await (
             self._ask(request, model, attempt)
             if attempt < MAX_JUDGE_ATTEMPTS
-            else self.running.request(request, model, attempt, standing=self._standing(request.id))
+            else self.runtime.request(request, model, attempt, context=self._standing(request.id))
         )
         if isinstance(answer, AnsweredRequest):
-            return await self._after_outage(answer)
-        if answer.outcome != "external_halt" or await self.running.halted() is not None:
+            return await self._record_outage_end(answer)
+        if answer.outcome != "external_halt" or await self.runtime.find_halt() is not None:
             return answer
         cost = answer.cost_usd if isinstance(answer, FailedRequest) else 0
         return FailedRequest(answer.request, "cancelled", "A halt stopped it.", cost, may_retry=True)
@@ -272,30 +274,30 @@ class TaskTools:
             msgspec.structs.replace(row, body=await load_body(store, row.body, row.blob), blob=None) for row in rows
         ]
 
-    async def _found(self) -> Mapping[str, tuple[str, str]]:
+    async def _find_reviewed(self) -> Mapping[str, tuple[str, str]]:
         """Returns the findings that may be told of, after the judges that are named have seen them."""
         await self.review()
-        return {row.finding: (row.review, row.words()) for row in await self._rows()}
+        return {row.finding: (row.review, row.text()) for row in await self._rows()}
 
     async def review(self, *, phase: bool = False) -> End | None:
         policy, tasks = self._context.agent.policy, self._context.agent.tasks
         if not phase and (not tasks.review.judges or any(each.name == REVIEW_PHASE for each in policy.phases)):
             return None
-        found = [await self._shown(row) for row in await self._rows()]
-        access = JudgeAccess(self._price, self._ask_judge, self._wait_out, self.running.write)
+        found = [await self._render_finding(row) for row in await self._rows()]
+        access = JudgeAccess(self._price, self._ask_judge, self._wait_out, self.runtime.write)
         stopped = await review_findings(self._row.session, found, self._judging(), access)
-        if stopped is None and self.running.overrun:
+        if stopped is None and self.runtime.overrun:
             return End("BUDGET_EXCEEDED", "overrun")
-        halt = None if stopped is None else await self.running.halted()
+        halt = None if stopped is None else await self.runtime.find_halt()
         return End("CANCELLED", "cancelled") if halt is not None and halt.cancels else stopped
 
-    async def _shown(self, row: FindingBodyRow) -> FindingInContext:
-        source = await self.shelves.around(row.document, row.read().quote) if row.document else ""
-        return FindingInContext(row.finding, row.words(), row.support, source, reviewed=row.review != "")
+    async def _render_finding(self, row: FindingBodyRow) -> FindingInContext:
+        source = await self.documents.read_context(row.document, row.decode().quote) if row.document else ""
+        return FindingInContext(row.finding, row.text(), row.support, source, reviewed=row.review != "")
 
     def _judging(self) -> JudgePanel:
         said, context = self._context.agent.tasks.review, self._context
-        judges = tuple(context.models.named(name) for name in said.judges) or (context.model_for("judge"),)
+        judges = tuple(context.models.get(name) for name in said.judges) or (context.model_for("judge"),)
         cap = None if said.max_cost_per_message_usd is UNSET else said.max_cost_per_message_usd
         return JudgePanel(judges, said.instructions, cap)
 
@@ -317,7 +319,7 @@ def _list_collections(trigger: AnyTrigger) -> tuple[str, ...]:
     return (*trigger.collections, *own)
 
 
-def _place_documents(own: Sequence[DocumentRef], trigger: AnyTrigger | None) -> Sequence[DocumentRef]:
+def _assign_collections(own: Sequence[DocumentRef], trigger: AnyTrigger | None) -> Sequence[DocumentRef]:
     """Assigns a watch's own documents to the collection that it watches."""
     if not isinstance(trigger, Watch) or trigger.collection is UNSET:
         return own
@@ -336,7 +338,7 @@ async def load_body(store: Store, body: bytes | None, blob: Digest | None) -> by
 
 async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Returns the ids of the memories and precedents that people kept, and the text that shows them."""
-    kept = await store.ask(Query("kept_context", _Kept, {"agent": agent}))
+    kept = await store.ask(Query("kept_context", _StoredMemory, {"agent": agent}))
     if not kept:
         return (), (), ""
     memories = [row for row in kept if not row.is_case][-MAX_KEPT_ENTRIES:]
@@ -353,7 +355,7 @@ async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], 
     return tuple(row.id for row in memories), tuple(row.id for row in precedents), "\n".join(parts)
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredMemory(msgspec.Struct, frozen=True):
     """A memory, or a precedent: a case with its kind."""
 
     id: str
@@ -364,7 +366,7 @@ class _Kept(msgspec.Struct, frozen=True):
     blob: Digest | None
 
 
-async def _read_words(store: Store, row: _Kept) -> str:
+async def _read_words(store: Store, row: _StoredMemory) -> str:
     body = await load_body(store, row.body, row.blob)
     return "(erased)" if body is None else from_body(body)
 
@@ -439,21 +441,21 @@ async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionO
         askers = await _find_asker_caps(store, row.parent)
         return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None), askers=askers)
     found = await find_trigger_row(store, row.trigger)
-    made = None if found is None else await read_trigger_record(store, found)
+    record = None if found is None else await read_trigger_record(store, found)
     items = await store.ask(Query("items_of_session", ItemRow, {"session": row.session}))
     name = row.trigger.partition("/")[2]
     documents = tuple(DocumentRef(item.name, name, item.item, item.seen_at, item.size) for item in items)
-    return SessionOrigin(None if made is None else made.trigger(), documents)
+    return SessionOrigin(None if record is None else record.trigger(), documents)
 
 
-class _KeptPolicy(msgspec.Struct, frozen=True):
+class _StoredPolicy(msgspec.Struct, frozen=True):
     caps: Caps = Caps()
 
 
-class _KeptDefinition(msgspec.Struct, frozen=True):
+class _StoredDefinition(msgspec.Struct, frozen=True):
     """Of the definition that a session began with, its caps; the usual ones where it was not kept."""
 
-    policy: _KeptPolicy = _KeptPolicy()
+    policy: _StoredPolicy = _StoredPolicy()
 
 
 async def _find_asker_caps(store: Store, parent: str) -> tuple[ScopedCap, ...]:
@@ -464,7 +466,7 @@ async def _find_asker_caps(store: Store, parent: str) -> tuple[ScopedCap, ...]:
         if row is None:
             break
         try:
-            caps = msgspec.json.decode(await store.get(Digest(row.definition)), type=_KeptDefinition).policy.caps
+            caps = msgspec.json.decode(await store.get(Digest(row.definition)), type=_StoredDefinition).policy.caps
         except (KeyError, ValueError, msgspec.MsgspecError):
             caps = Caps()
         found += [(f"agent:{row.agent}", cap) for cap in caps.agent]
@@ -483,10 +485,10 @@ AUTONOMOUS_WINDOW = 60_000
 class LiveSession(msgspec.Struct, frozen=True):
     """One session at work in this process."""
 
-    running: SessionRuntime
+    runtime: SessionRuntime
     loop: TurnLoop
     conversation: Conversation
-    aware: Awareness
+    hot_view: LiveFacts
     terms: PaceTerms
 
 
@@ -498,7 +500,7 @@ def compile_pace_terms(context: AgentContext) -> PaceTerms:
         pacing=pacing,
         hours=None if autonomy.active_hours is UNSET else parse_active_hours(autonomy.active_hours),
         gate_expression=compile_gate(pacing),
-        gate_model=None if named is UNSET else context.models.named(named),
+        gate_model=None if named is UNSET else context.models.get(named),
     )
 
 
@@ -507,7 +509,7 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
     row: SessionRow,
     lease: Lease,
     *,
-    watching: LoopObserver = NO_OBSERVER,
+    observer: LoopObserver = NO_OBSERVER,
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
@@ -529,26 +531,26 @@ async def build_live_session(  # noqa: PLR0913 Each is one thing that a session 
         own = _OwnTools(tuple(tasking.verbs()) if tasking else (), answer, sensed, began.grants, waits)
         plan = _make_plan(context, row, own)
     standing = resolve_standing(context, row, plan.phases[0], began)
-    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, plan.tools, waits)
-    running.capped = watching.capped
-    running.past = () if begun else past
-    aware, senses = plan.aware, NO_LIVE_CONTEXT
-    if aware is None:
-        aware = Awareness(HotState(plan.terms.pacing.fields), app.clock)
-        senses = aware.senses()
+    runtime = SessionRuntime(store, app.clock, context.guard(), lease, standing, plan.tools, waits)
+    runtime.on_cap = observer.on_cap
+    runtime.past = () if begun else past
+    hot_view, live_context = plan.hot_view, NO_LIVE_CONTEXT
+    if hot_view is None:
+        hot_view = LiveFacts(HotState(plan.terms.pacing.fields), app.clock)
+        live_context = hot_view.make_live_context()
         if plan.terms.pacing.fields:
-            aware.hot.restore(await _load_hot_state(context, row, began.follows))
-    loop = TurnLoop(running, app.clock, plan.thinking, context.chance, senses, watching, plan.make_brake)
+            hot_view.hot.restore(await _load_hot_state(context, row, began.follows))
+    loop = TurnLoop(runtime, app.clock, plan.settings, context.rng, live_context, observer, plan.make_brake)
     if tasking is not None:
-        tasking.running, tasking.mark_links = running, loop.describe_unsaid_links
-    pace: Pace | None = None
+        tasking.runtime, tasking.mark_links = runtime, loop.describe_unsaid_links
+    pace: TurnPolicy | None = None
     if row.kind == "autonomous":
-        pace = AutonomousPace(running, loop, app.clock, plan.terms, aware)
+        pace = AutonomousPace(runtime, loop, app.clock, plan.terms, hot_view)
     elif row.kind == "task":
         review = tasking.review if tasking is not None else review_nothing
-        pace = PhaseWalk(running, loop, plan.phases, plan.offered, review)
-    conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None, begun=begun, start=start)
-    return LiveSession(running, loop, conversation, aware, plan.terms)
+        pace = PhasePolicy(runtime, loop, plan.phases, plan.offered, review)
+    conversation = Conversation(runtime, loop, app.clock, pace, resident=sensed is not None, begun=begun, start=start)
+    return LiveSession(runtime, loop, conversation, hot_view, plan.terms)
 
 
 class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -562,10 +564,10 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     tools: Mapping[str, Tool]
     phases: tuple[Phase, ...]
     offered: tuple[tuple[ToolSpec, ...], ...]
-    thinking: LoopSettings
+    settings: LoopSettings
     make_brake: Callable[[], SessionBrake | None]
     reviews: bool
-    aware: Awareness | None
+    hot_view: LiveFacts | None
 
 
 class _OwnTools(msgspec.Struct, frozen=True):
@@ -575,12 +577,12 @@ class _OwnTools(msgspec.Struct, frozen=True):
     answer: Tool | None
     sensed: Mapping[str, Tool] | None
     grants: tuple[str, ...] | None
-    waits: WaitListener
+    on_wait: WaitListener
 
 
 def _find_plan(context: AgentContext, row: SessionRow) -> SessionPlan | None:
     """Returns the plan that was made for the same agent, if there is one."""
-    plan = context.made.plans.get((row.kind, row.unattended))
+    plan = context.caches.plans.get((row.kind, row.unattended))
     if not isinstance(plan, SessionPlan):
         return None
     made = plan.context
@@ -598,7 +600,7 @@ def _make_plan(context: AgentContext, row: SessionRow, own: _OwnTools) -> Sessio
         # What runs a sub-session is made of what builds a session.
         from halter.runtime.sub_sessions import bind_agent_tools
 
-        tools = bind_agent_tools(context, row.session, tools, own.waits)
+        tools = bind_agent_tools(context, row.session, tools, own.on_wait)
     tools = {**tools, **{verb.spec.name: verb for verb in (*always, *own.verbs)}}
     granted = [*(verb.spec.name for verb in always), *sensed]
     phases = tuple([grant_phase_tools(phase, granted, own.grants) for phase in agent.policy.phases])
@@ -613,13 +615,13 @@ def _make_plan(context: AgentContext, row: SessionRow, own: _OwnTools) -> Sessio
         tools={**tools, **sensed} if sensed else tools,
         phases=phases,
         offered=offered,
-        thinking=_build_loop_settings(agent, context.models, row, offered[0], output=answer is not None),
+        settings=_build_loop_settings(agent, context.models, row, offered[0], output=answer is not None),
         make_brake=_plan_brake(context, tools, senses=senses),
         reviews=bool(agent.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
-        aware=None if perceives else Awareness(HotState({}), context.app.clock),
+        hot_view=None if perceives else LiveFacts(HotState({}), context.app.clock),
     )
     if not (agents or own.verbs or answer or own.sensed is not None or own.grants is not None):
-        context.made.plans[row.kind, row.unattended] = plan
+        context.caches.plans[row.kind, row.unattended] = plan
     return plan
 
 
@@ -633,13 +635,13 @@ def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
 
     def make_brake() -> SessionBrake:
         brake = brakes(mode, agent.policy, specs, declarations)
-        brake.trust(agent.mind.instructions, "the instructions")
-        brake.hear_descriptions()
-        if agent.mind.provider_tools:
+        brake.trust(agent.model_settings.instructions, "the instructions")
+        brake.add_descriptions()
+        if agent.model_settings.provider_tools:
             # What a provider's own tools find reaches the model unseen.
-            brake.hear_erased()
+            brake.mark_erased()
         if senses:
-            brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
+            brake.add_text(Text("sensors", "sensor", trusted=False, source="the sensors"))
         return brake
 
     return make_brake
@@ -648,8 +650,8 @@ def _plan_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
 def _build_loop_settings(
     agent: AssembledAgent, models: Models, row: SessionRow, offered: tuple[ToolSpec, ...], *, output: bool
 ) -> LoopSettings:
-    mind, policy, kind = agent.mind, agent.policy, row.kind
-    own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
+    mind, policy, kind = agent.model_settings, agent.policy, row.kind
+    own = tuple(models.get(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
     paced = ("min_sleep", "max_sleep", "max_actions_per_minute") if kind == "autonomous" else ()
     rules = TurnLimits(
@@ -666,12 +668,12 @@ def _build_loop_settings(
         **{key: getattr(agent.pacing.autonomy, key) for key in paced},
     )
     return LoopSettings(
-        mind=mind,
+        model=mind,
         rules=rules,
         models=own,
         offered=offered,
         window=_window(agent, own, kind),
-        summarizer=models.named(summary) if summary else None,
+        summarizer=models.get(summary) if summary else None,
     )
 
 
@@ -687,8 +689,8 @@ def _window(agent: AssembledAgent, models: tuple[Model, ...], kind: SessionKind)
     """Returns the context window: configured, or the smallest of the models'."""
     from halter.models.providers import estimate_window
 
-    if agent.mind.context_window:
-        return agent.mind.context_window
+    if agent.model_settings.context_window:
+        return agent.model_settings.context_window
     least = min(estimate_window(model.name, model.base_url) for model in models)
     return min(least, AUTONOMOUS_WINDOW) if kind == "autonomous" else least
 
@@ -741,12 +743,12 @@ def resolve_standing(context: AgentContext, row: SessionRow, phase: Phase, began
         policy_digest=digest,
         trigger=row.trigger,
         quarantined=agent.quarantined,
-        secrets=agent.granted_secrets(),
+        secrets=agent.find_granted_secrets(),
         kept_usd=policy.reserve_usd,
         kept_tokens=policy.reserve_tokens if policy.on_cap == "wrap_up" else 0,
         tokens_per_hour=hourly or None,
         anonymize=None if hidden is None else AnonymizationPolicy(hidden, began.salt),
-        rates=agent.mind.rates,
+        rates=agent.model_settings.rates,
         askers=began.askers,
     )
 
@@ -770,16 +772,16 @@ def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
 class SessionSensors:
     """Makes the sensors of a session and their signals."""
 
-    def __init__(self, context: AgentContext, running: SessionRuntime, folder: Path) -> None:
+    def __init__(self, context: AgentContext, runtime: SessionRuntime, folder: Path) -> None:
         self._context = context
-        self._running = running
+        self._runtime = runtime
         self._folder = folder
         self._clock: Clock = context.app.clock
-        self._chance: random.Random = context.chance
+        self._rng: random.Random = context.rng
 
     def signals(self, sensor: SensorSpec) -> Signals:
         async def judge(signal: Signal, value: Any) -> Score | ScoringFailure:
-            return await self._judged(sensor.name, signal, value)
+            return await self._score(sensor.name, signal, value)
 
         return Signals(sensor.signals, compile_signals(sensor), judge)
 
@@ -789,14 +791,14 @@ class SessionSensors:
         take: Callable[[Reading], Awaitable[None]],
         changed: Callable[[HealthReport], Awaitable[None]],
     ) -> SupervisedSensor:
-        return SupervisedSensor(self._made(sensor), self._clock, self._chance, take, changed)
+        return SupervisedSensor(self._make_sensor(sensor), self._clock, self._rng, take, changed)
 
-    def _made(self, sensor: SensorSpec) -> tools.Sensor:
+    def _make_sensor(self, sensor: SensorSpec) -> tools.Sensor:
         match sensor.type:
             case "poll":
                 from halter.sensors.poll import make_poll_sensor
 
-                return make_poll_sensor(sensor, self._look(sensor), self._clock, self._chance)
+                return make_poll_sensor(sensor, self._make_poll(sensor), self._clock, self._rng)
             case "watch":
                 from halter.sensors.files import make_watch_sensor
 
@@ -806,22 +808,22 @@ class SessionSensors:
 
                 return make_stream_sensor(sensor, self._headers(sensor), self._clock)
 
-    def _look(self, sensor: SensorSpec) -> PollSource:
+    def _make_poll(self, sensor: SensorSpec) -> PollSource:
         """Polls through the guard, like every call."""
         source = sensor.source
         tool = f"poll_{sensor.name}" if source.tool is UNSET else source.tool
         arguments = b"{}" if source.tool is UNSET else msgspec.json.encode(dict(source.params))
 
-        async def look() -> Any:
-            call = f"{self._running.lease.session}.p{sensor.name}_{self._clock.now()}"
-            answer = await self._running.look(Call(call, tool, arguments, "sensor", at_most=sensor.timeout))
+        async def poll_once() -> Any:
+            call = f"{self._runtime.lease.session}.p{sensor.name}_{self._clock.now()}"
+            answer = await self._runtime.call_read_only(Call(call, tool, arguments, "sensor", at_most=sensor.timeout))
             if not isinstance(answer, Answer):
                 raise SensorFailed(f"{tool} needs a person, or money that others hold.")
             if answer.outcome != "ok":
                 raise SensorFailed(answer.text)
             return parse_source_text(answer.text)
 
-        return look
+        return poll_once
 
     def _headers(self, sensor: SensorSpec) -> Mapping[str, str]:
         agent = self._context.agent
@@ -833,18 +835,18 @@ class SessionSensors:
 
         return substitute_secrets(dict(sensor.source.headers), reveal)
 
-    async def _judged(self, sensor: str, signal: Signal, value: Any) -> Score | ScoringFailure:
+    async def _score(self, sensor: str, signal: Signal, value: Any) -> Score | ScoringFailure:
         """Asks a model to score a reading, in a form that allows only a score."""
         if signal.model is UNSET:
             return ScoringFailure(f"The signal {signal.name} has no model.")
         request = ModelRequest(
-            id=f"{self._running.lease.session}.s{sensor}_{signal.name}_{self._clock.now()}",
+            id=f"{self._runtime.lease.session}.s{sensor}_{signal.name}_{self._clock.now()}",
             prompt=make_question_prompt(signal.prompt, value, ScoreAnswer),
             purpose="signal",
             timeout=SIGNAL_TIMEOUT,
             optional=True,
         )
-        answer = await self._running.request(request, self._context.models.named(signal.model))
+        answer = await self._runtime.request(request, self._context.models.get(signal.model))
         if not isinstance(answer, AnsweredRequest):
             return ScoringFailure(f"{signal.model} gave no score for {signal.name}.")
         score = read_form_answer(answer.reply, ScoreAnswer)

@@ -22,18 +22,18 @@ from halter.core.ports import Draft, Query, offload_body, read_stream
 from halter.core.rows import SessionRow
 from halter.core.text import to_body
 from halter.core.tools import Failed, Tool
-from halter.dispatch.heartbeat import take_lease
+from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
 from halter.loop.decide import FINAL_ANSWER
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.past import read_past
-from halter.loop.session_runtime import WaitListener, find_last_words
+from halter.loop.session_runtime import WaitListener, find_final_text
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.session_builder import find_session_origin
 from halter.runtime.sessions import (
-    BegunSession,
+    NewSession,
     attend_session,
     build_session_beginning,
     claim_session,
@@ -54,9 +54,9 @@ class SubSessionOutcome(msgspec.Struct, frozen=True):
     """The result of a sub-session: its last words and what stopped it. Without a session it was not started."""
 
     session: str
-    words: str
+    text: str
     ok: bool = False
-    over: bool = False
+    has_ended: bool = False
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def open_delegate(context: AgentContext, name: str) -> AsyncGenerator[Agen
     if not name or name == context.agent.policy.name:
         yield context
         return
-    folder = find_neighbour_agents(context.agent.place).get(name)
+    folder = find_neighbour_agents(context.agent.source_folder).get(name)
     if folder is None:
         raise ConfigError(f"There is no agent {name} in the folders beside this one's.")
     async with assemble_agent(context.app, folder) as agent, models_of(context.app, agent) as models:
@@ -79,7 +79,7 @@ async def delegate_task(
     parent: str,
     other: AgentContext,
     task: str,
-    watching: LoopObserver = NO_OBSERVER,
+    observer: LoopObserver = NO_OBSERVER,
     waits: WaitListener = lambda _, __: None,
 ) -> SubSessionOutcome:
     """Runs a task as a sub-session of another agent and waits for it. Its end wakes the parent."""
@@ -89,32 +89,32 @@ async def delegate_task(
     child = await begin_sub_session(context, row, other, task)
     if not child:
         return SubSessionOutcome("", await explain_insufficient_cap(context, row))
-    return await attend_sub_session(other, child, watching, waits)
+    return await attend_sub_session(other, child, observer, waits)
 
 
 async def resume_delegation(
-    context: AgentContext, parent: str, watching: LoopObserver, waits: WaitListener
+    context: AgentContext, parent: str, observer: LoopObserver, waits: WaitListener
 ) -> AsyncGenerator[SubSessionOutcome]:
     """Resumes the sub-sessions that an earlier process left, one after the other."""
     for row in await context.store.ask(Query("open_children", SessionRow, {"session": parent})):
         try:
             async with open_delegate(context, row.agent) as other:
-                yield await attend_sub_session(other, row.session, watching, waits)
+                yield await attend_sub_session(other, row.session, observer, waits)
         except ConfigError as error:
             yield SubSessionOutcome(row.session, str(error))
 
 
 async def attend_sub_session(
-    other: AgentContext, child: str, watching: LoopObserver, waits: WaitListener
+    other: AgentContext, child: str, observer: LoopObserver, waits: WaitListener
 ) -> SubSessionOutcome:
     """Runs a sub-session until it rests or ends."""
-    came, loop = await attend_session(other, child, watching=watching, waits=waits)
-    words, ok = find_last_words(loop.messages), came.state == "COMPLETED"
-    if not came.over:
+    came, loop = await attend_session(other, child, observer=observer, waits=waits)
+    words, ok = find_final_text(loop.messages), came.state == "COMPLETED"
+    if not came.has_ended:
         why = f"It rests, {came.state}. It goes on with: halter run FOLDER --resume {child}"
     else:
         why = "" if ok else f"{came.state}: {came.terminal_reason}. {came.sentence}"
-    return SubSessionOutcome(child, f"{words}\n{why}".strip(), ok, came.over)
+    return SubSessionOutcome(child, f"{words}\n{why}".strip(), ok, came.has_ended)
 
 
 class AskedByModel(msgspec.Struct, frozen=True):
@@ -135,14 +135,14 @@ async def begin_sub_session(
     carved = await _carve_cap(context, parent, other, None if asked is None else asked.max_cost)
     if carved is None:
         return ""
-    session = context.app.ids.new() if asked is None else asked.session
+    session = context.app.ids.make() if asked is None else asked.session
     event, more = await build_session_beginning(other, "task", session)
-    grants = await _shared_grants(context, parent, other, own=asked is not None)
+    grants = await _find_shared_grants(context, parent, other, own=asked is not None)
     event = msgspec.structs.replace(event, parent=parent.session, carved=carved, grants=grants)
     if asked is not None:
         event = msgspec.structs.replace(event, origin="agent", trusted=False)
         more = [*await _draft_history(context, parent, asked), *more]
-    body, blob = await offload_body(context.store, to_body(context.guard().redacted(task)))
+    body, blob = await offload_body(context.store, to_body(context.guard().redact(task)))
     committed = await context.store.commit(lifecycle.start_child(event, None, body, more, blob))
     return session if committed.events else ""
 
@@ -151,9 +151,9 @@ async def _carve_cap(
     context: AgentContext, parent: SessionRow, other: AgentContext, asked: int | None
 ) -> tuple[Leg, ...] | None:
     """Computes the cap of a sub-session; nothing is carved where neither agent has a cap."""
-    cap, left = await _remaining_cap(context, parent)
-    most = other.agent.policy.caps.session.max_cost_usd
-    bounds = (asked, most, None if left is None else left // SUB_SESSION_DIVISOR)
+    cap, remaining = await _remaining_cap(context, parent)
+    limit = other.agent.policy.caps.session.max_cost_usd
+    bounds = (asked, limit, None if remaining is None else remaining // SUB_SESSION_DIVISOR)
     amounts = [amount for amount in bounds if amount is not None]
     if not amounts:
         return ()
@@ -169,15 +169,15 @@ async def _remaining_cap(context: AgentContext, parent: SessionRow) -> tuple[int
 
 
 async def explain_insufficient_cap(context: AgentContext, parent: SessionRow) -> str:
-    _, left = await _remaining_cap(context, parent)
+    _, remaining = await _remaining_cap(context, parent)
     return (
-        f"There is too little money for another session: {format_micros(left or 0)} is left in {parent.session}, a "
+        f"There is too little money for another session: {format_micros(remaining or 0)} is left in {parent.session}, a "
         f"part of it gets at most half of that, and at least {format_micros(MIN_SUB_SESSION_CAP)}. To raise the cap: "
         f"halter budget raise session:{parent.session} AMOUNT"
     )
 
 
-async def _shared_grants(
+async def _find_shared_grants(
     context: AgentContext, parent: SessionRow, other: AgentContext, *, own: bool
 ) -> tuple[str, ...]:
     """Returns the tools that both agents have and that the parent may use now.
@@ -226,7 +226,7 @@ async def run_agent_tool(
     """Has another agent do a task, and returns what it said last. After a crash the same call goes on with it."""
     store, child = context.store, f"{call}.agent"
     parent = await read_session_row(context, session)
-    await _demand_depth(context, parent)
+    await _require_depth(context, parent)
     async with _open_asked(context, tool) as other:
         row = next(iter(await store.ask(Query("session", SessionRow, {"session": child}))), None)
         if row is None or not row.started_at:
@@ -243,21 +243,21 @@ async def run_agent_tool(
 async def _attend_asked(other: AgentContext, child: str, waits: WaitListener) -> str:
     """Runs a sub-session to its end. One that would rest is over: its parent waits for it, and holds its money."""
     try:
-        begun = BegunSession(SessionId(child))
-        made = await claim_session(other, begun, waits=waits, answer=other.form and other.form.tool)
+        new_session = NewSession(SessionId(child))
+        live = await claim_session(other, new_session, waits=waits, answer=other.form and other.form.tool)
     except ConfigError as error:
         raise Failed("Unavailable", str(error)) from error
     try:
-        came = await made.conversation.attend()
+        came = await live.conversation.run_until_parked()
     except asyncio.CancelledError:
-        await run_shielded(made.running.end("CANCELLED", "cancelled"))
+        await run_shielded(live.runtime.end("CANCELLED", "cancelled"))
         raise
-    words = find_last_words(made.loop.messages)
-    if not came.over:
+    words = find_final_text(live.loop.messages)
+    if not came.has_ended:
         await _cancel_resting(other, child)
         raise Failed("Unfinished", "it asks for something that only a person can say. " + words, words)
     words = _conclude(came.state, f"{came.terminal_reason}. {came.sentence}", words)
-    return await _find_answer(other, made.loop.messages, words)
+    return await _find_answer(other, live.loop.messages, words)
 
 
 async def _find_answer(other: AgentContext, messages: Sequence[Message], words: str) -> str:
@@ -273,7 +273,7 @@ async def _find_answer(other: AgentContext, messages: Sequence[Message], words: 
 async def _cancel_resting(other: AgentContext, child: str) -> None:
     """Ends a sub-session that rests, which gives its parent back what it has not spent."""
     store, clock = other.store, other.app.clock
-    lease = await take_lease(store, clock, other.worker, SessionId(child), other.patience)
+    lease = await acquire_lease(store, clock, other.worker, SessionId(child), other.hold_timeout)
     if lease is not None:
         row = await read_session_row(other, child)
         asked = await lifecycle.read_questions(store, child, clock.now())
@@ -288,7 +288,7 @@ def _conclude(state: str, why: str, words: str) -> str:
     return words
 
 
-async def _demand_depth(context: AgentContext, row: SessionRow) -> None:
+async def _require_depth(context: AgentContext, row: SessionRow) -> None:
     depth, parent = 1, row.parent
     while parent:
         found = await context.store.ask(Query("session", SessionRow, {"session": parent}))

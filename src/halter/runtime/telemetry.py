@@ -173,48 +173,46 @@ def _id(stored: Stored) -> int:
     return int.from_bytes(stored.hash[-8:]) or 1
 
 
-def _add_in_flight(trace: Trace, name: str, begun: OpenSpan) -> Trace:
-    return msgspec.structs.replace(trace, flying={**trace.flying, name: begun})
+def _add_in_flight(trace: Trace, name: str, span: OpenSpan) -> Trace:
+    return msgspec.structs.replace(trace, flying={**trace.flying, name: span})
 
 
 def _open_span(trace: Trace, stored: Stored, event: RequestStarted | CallStarted, *, content: bool) -> OpenSpan:
-    return OpenSpan(stored.at, _id(stored), _parent_span(trace), event, _words(stored) if content else "")
+    return OpenSpan(stored.at, _id(stored), _parent_span(trace), event, _read_redacted(stored) if content else "")
 
 
 def _parent_span(trace: Trace) -> int:
     return trace.root if trace.turn is None else trace.turn.span
 
 
-def _words(stored: Stored) -> str:
+def _read_redacted(stored: Stored) -> str:
     """Returns a body as the journal has it, secrets redacted. An erased or offloaded one is left out."""
     return clean(from_body(stored.body)) if stored.body else ""
 
 
-def _close_span(trace: Trace, begun: OpenSpan, stored: Stored, *, content: bool) -> Span | None:
-    match begun.event, stored.event:
+def _close_span(trace: Trace, span: OpenSpan, stored: Stored, *, content: bool) -> Span | None:
+    match span.event, stored.event:
         case RequestStarted() as asked, RequestSettled() as answer:
-            attributes = _request(trace, asked, answer, stored) | (
-                _message_attributes(begun, stored) if content else {}
-            )
-            return _span(trace, begun, stored.at, f"chat {_model(asked.model)[1]}", attributes, answer.outcome)
+            attributes = _request(trace, asked, answer, stored) | (_message_attributes(span, stored) if content else {})
+            return _span(trace, span, stored.at, f"chat {_model(asked.model)[1]}", attributes, answer.outcome)
         case CallStarted() as called, CallSettled() as result:
-            attributes = _call(trace, called, result) | (_result_attributes(begun, stored) if content else {})
-            return _span(trace, begun, stored.at, f"execute_tool {called.tool}", attributes, result.outcome)
+            attributes = _call(trace, called, result) | (_result_attributes(span, stored) if content else {})
+            return _span(trace, span, stored.at, f"execute_tool {called.tool}", attributes, result.outcome)
         case _:
             return None
 
 
 def _span(
-    trace: Trace, begun: OpenSpan, end: int, name: str, attributes: Mapping[str, AttributeValue], outcome: Outcome
+    trace: Trace, span: OpenSpan, end: int, name: str, attributes: Mapping[str, AttributeValue], outcome: Outcome
 ) -> Span:
-    client = isinstance(begun.event, RequestStarted)
+    client = isinstance(span.event, RequestStarted)
     return Span(
         trace=trace.trace,
-        span=begun.span,
-        parent=begun.parent,
+        span=span.span,
+        parent=span.parent,
         name=name,
         kind="client" if client else "internal",
-        start=begun.at,
+        start=span.at,
         end=end,
         attributes=attributes,
         error="" if outcome == "ok" else outcome,
@@ -237,16 +235,16 @@ def _instant(trace: Trace, stored: Stored, name: str, attributes: Mapping[str, A
 
 
 def _turn(trace: Trace, event: TurnEnded, at: int) -> Span | None:
-    begun = trace.turn
-    if begun is None:
+    span = trace.turn
+    if span is None:
         return None
     return Span(
         trace=trace.trace,
-        span=begun.span,
-        parent=begun.parent,
+        span=span.span,
+        parent=span.parent,
         name=f"turn {event.turn}",
         kind="internal",
-        start=begun.at,
+        start=span.at,
         end=at,
         attributes=_session_attributes(trace) | {"halter.turn": event.turn, "halter.turn.end": event.why},
         error="" if event.why in GOOD_ENDS else event.why,
@@ -346,10 +344,10 @@ def _reply(stored: Stored) -> Reply | None:
         return None
 
 
-def _message_attributes(begun: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
+def _message_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
     """Returns what was sent and answered, under the names of the conventions."""
     reply = _reply(stored)
-    said: dict[str, AttributeValue] = {"halter.request.sent": begun.body} if begun.body else {}
+    said: dict[str, AttributeValue] = {"halter.request.sent": span.body} if span.body else {}
     if reply is None:
         return said
     parts = [
@@ -362,8 +360,8 @@ def _message_attributes(begun: OpenSpan, stored: Stored) -> dict[str, AttributeV
     return said | {"gen_ai.output.messages": msgspec.json.encode([message]).decode()}
 
 
-def _result_attributes(begun: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    named = {"gen_ai.tool.call.arguments": begun.body, "gen_ai.tool.call.result": _words(stored)}
+def _result_attributes(span: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
+    named = {"gen_ai.tool.call.arguments": span.body, "gen_ai.tool.call.result": _read_redacted(stored)}
     return {name: text for name, text in named.items() if text}
 
 
@@ -381,8 +379,8 @@ FLUSH_TIMEOUT_SECONDS: Final = 2.0
 
 def read_trace_target(environ: Mapping[str, str]) -> str:
     """Returns where spans go; "" is nowhere."""
-    said = environ.get(TRACES_VARIABLE, "").strip()
-    return "" if said.lower() in {"", "off", "0", "none"} else said
+    text = environ.get(TRACES_VARIABLE, "").strip()
+    return "" if text.lower() in {"", "off", "0", "none"} else text
 
 
 def is_content_wanted(environ: Mapping[str, str]) -> bool:
@@ -403,26 +401,26 @@ def open_span_sender(way: str, environ: Mapping[str, str]) -> Generator["SpanSen
 class SpanSender:
     """Sends spans in a thread of its own. When they come too fast, some are dropped and counted."""
 
-    def __init__(self, exporter: "SpanExporter", resource: "Resource", most: int = MAX_PENDING_SPANS) -> None:
+    def __init__(self, exporter: "SpanExporter", resource: "Resource", limit: int = MAX_PENDING_SPANS) -> None:
         self._exporter = exporter
         self._resource = resource
-        self._spans: Queue[Span | None] = Queue(most)
-        self.lost = 0
-        self._said = False
+        self._spans: Queue[Span | None] = Queue(limit)
+        self.dropped_count = 0
+        self._has_reported = False
         self._thread = threading.Thread(target=self._send, name="halter-traces", daemon=True)
         self._thread.start()
 
-    def put(self, span: Span) -> None:
+    def enqueue(self, span: Span) -> None:
         """Queues a span or drops it; never blocks."""
         try:
             self._spans.put_nowait(span)
         except Full:
-            self.lost += 1
+            self.dropped_count += 1
 
     def trouble(self) -> str:
-        if self._said or not self.lost:
+        if self._has_reported or not self.dropped_count:
             return ""
-        self._said = True
+        self._has_reported = True
         return (
             "Traces are being lost, because they are not taken as fast as they come: look at the collector, and at "
             "OTEL_EXPORTER_OTLP_ENDPOINT. Agents and the journal are not touched by it."
@@ -432,7 +430,7 @@ class SpanSender:
         try:
             self._spans.put(None, timeout=FLUSH_TIMEOUT_SECONDS)
         except Full:
-            self.lost += 1
+            self.dropped_count += 1
         self._thread.join(FLUSH_TIMEOUT_SECONDS)
         self._exporter.shutdown()
 
@@ -463,7 +461,7 @@ class SpanSender:
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception:  # noqa: BLE001  a failing collector or disk may not stop an agent
             sent = False
-        self.lost += 0 if sent else len(batch)
+        self.dropped_count += 0 if sent else len(batch)
 
 
 @contextmanager
@@ -472,7 +470,7 @@ def _open_exporter(way: str) -> Generator["SpanExporter"]:
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
     except ImportError as missing:
         raise _missing_library_error() from missing
-    _keep_quiet()
+    _silence_exporter()
     if way == "otlp":
         yield _otlp()
     elif way == "console":
@@ -512,7 +510,7 @@ def _line(span: "ReadableSpan") -> str:
     return span.to_json(indent=None) + "\n"
 
 
-def _keep_quiet() -> None:
+def _silence_exporter() -> None:
     """Silences the exporter's log: `trouble` reports problems once."""
     import logging
 
@@ -562,7 +560,11 @@ Job = Callable[[], Coroutine[Any, Any, None]]
 
 @contextmanager
 def trace_agents(
-    app: Runtime, store: Store, tell: TraceProblemListener, ours: Callable[[str], bool], seen: Mapping[StreamId, int]
+    app: Runtime,
+    store: Store,
+    on_problem: TraceProblemListener,
+    ours: Callable[[str], bool],
+    positions: Mapping[StreamId, int],
 ) -> Generator[Sequence[Job]]:
     """Yields the jobs that trace our agents from now on; none unless tracing is enabled."""
     way = read_trace_target(app.environ)
@@ -570,12 +572,12 @@ def trace_agents(
         yield ()
         return
     with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(store, app.clock, sink, tell, ours, content=is_content_wanted(app.environ))
-        yield (lambda: tracing.run(seen),)
+        tracing = SessionTracer(store, app.clock, sink, on_problem, ours, content=is_content_wanted(app.environ))
+        yield (lambda: tracing.run(positions),)
 
 
 @contextmanager
-def trace_worker(app: Runtime, store: Store, tell: TraceProblemListener) -> Generator[Sequence[Job]]:
+def trace_worker(app: Runtime, store: Store, on_problem: TraceProblemListener) -> Generator[Sequence[Job]]:
     """Yields the jobs that trace what this worker commits; none unless tracing is enabled.
 
     Other workers trace their own. A session that moves between workers stays one trace.
@@ -586,7 +588,7 @@ def trace_worker(app: Runtime, store: Store, tell: TraceProblemListener) -> Gene
         return
     committed = CommitObserver(asyncio.get_running_loop(), _is_session)
     with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(store, app.clock, sink, tell, content=is_content_wanted(app.environ))
+        tracing = SessionTracer(store, app.clock, sink, on_problem, content=is_content_wanted(app.environ))
         app.store.observe(committed)
         yield (lambda: tracing.run_here(committed),)
 
@@ -596,7 +598,7 @@ LAST_SPANS_SECONDS: Final = 5.0
 
 
 @asynccontextmanager
-async def trace_process(app: Runtime, tell: TraceProblemListener) -> AsyncGenerator[None]:
+async def trace_process(app: Runtime, on_problem: TraceProblemListener) -> AsyncGenerator[None]:
     """Traces what this process commits, until the end and with all of it; does nothing unless tracing is enabled."""
     way = read_trace_target(app.environ)
     if not way:
@@ -604,7 +606,7 @@ async def trace_process(app: Runtime, tell: TraceProblemListener) -> AsyncGenera
         return
     committed = CommitObserver(asyncio.get_running_loop(), _is_session)
     with open_span_sender(way, app.environ) as sink:
-        tracing = SessionTracer(app.patient(), app.clock, sink, tell, content=is_content_wanted(app.environ))
+        tracing = SessionTracer(app.patient(), app.clock, sink, on_problem, content=is_content_wanted(app.environ))
         app.store.observe(committed)
         reading = asyncio.create_task(tracing.run_here(committed), name="traces")
         try:
@@ -616,7 +618,7 @@ async def trace_process(app: Runtime, tell: TraceProblemListener) -> AsyncGenera
 
 
 class SpanSink(Protocol):
-    def put(self, span: Span) -> None:
+    def enqueue(self, span: Span) -> None:
         """Queues a span or drops it; never blocks."""
         ...
 
@@ -633,7 +635,7 @@ class SessionTracer:
         store: Store,
         clock: Clock,
         sink: SpanSink,
-        tell: TraceProblemListener,
+        on_problem: TraceProblemListener,
         ours: Callable[[str], bool] = lambda _: True,
         *,
         content: bool = False,
@@ -641,58 +643,60 @@ class SessionTracer:
         self._store = store
         self._clock = clock
         self._sink = sink
-        self._tell = tell
+        self._on_problem = on_problem
         self._ours = ours
         self._content = content
         self._traces: dict[StreamId, tuple[int, Trace | None]] = {}
 
-    async def run(self, seen: Mapping[StreamId, int]) -> None:
+    async def run(self, positions: Mapping[StreamId, int]) -> None:
         """Traces what follows what was seen, until cancelled."""
-        await self._unharmed(self._follow(seen))
+        await self._run_safely(self._follow(positions))
 
     async def run_here(self, committed: CommitObserver) -> None:
         """Traces what this process commits, until cancelled."""
-        await self._unharmed(self._follow_here(committed))
+        await self._run_safely(self._follow_here(committed))
 
-    async def _unharmed(self, following: Awaitable[None]) -> None:
+    async def _run_safely(self, following: Awaitable[None]) -> None:
         try:
             await following
         except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
-            told = shorten(clean(f"{type(error).__name__}: {error}"), 300)
-            self._tell(f"There are no more traces until the next start, because of a breakdown; agents go on ({told}).")
+            sentence = shorten(clean(f"{type(error).__name__}: {error}"), 300)
+            self._on_problem(
+                f"There are no more traces until the next start, because of a breakdown; agents go on ({sentence})."
+            )
 
-    async def _follow(self, seen: Mapping[StreamId, int]) -> None:
-        follower = Follower(self._store, seen, wanted=_is_session)
+    async def _follow(self, positions: Mapping[StreamId, int]) -> None:
+        follower = Follower(self._store, positions, wanted=_is_session)
         async with aclosing(watch_growth(self._store, self._clock)) as changes:
             async for change in changes:
-                async with aclosing(follower.new(change)) as pages:
+                async with aclosing(follower.follow_change(change)) as pages:
                     async for page in pages:
                         for stored in page:
-                            await self._see(stored)
-                self._tell_trouble()
+                            await self._trace_event(stored)
+                self._report_trouble()
 
     async def _follow_here(self, committed: CommitObserver) -> None:
         async with aclosing(committed.batches()) as batches:
             async for events in batches:
                 for stored in events:
-                    await self._see(stored)
-                self._tell_trouble()
+                    await self._trace_event(stored)
+                self._report_trouble()
 
-    def _tell_trouble(self) -> None:
+    def _report_trouble(self) -> None:
         if trouble := self._sink.trouble():
-            self._tell(trouble)
+            self._on_problem(trouble)
 
-    async def _see(self, stored: Stored) -> None:
-        trace = await self._known(stored)
+    async def _trace_event(self, stored: Stored) -> None:
+        trace = await self._find_trace(stored)
         if trace is None:
             return
         after, span = advance_trace(trace, stored, content=self._content)
         self._traces[stored.stream] = stored.seq, after
         if span is not None:
-            self._sink.put(span)
+            self._sink.enqueue(span)
 
-    async def _known(self, stored: Stored) -> Trace | None:
+    async def _find_trace(self, stored: Stored) -> Trace | None:
         """Returns a session's state before an event. What other processes did in between is looked up."""
         seq, trace = self._traces.get(stored.stream, (0, None))
         if trace is None and seq:
@@ -701,11 +705,11 @@ class SessionTracer:
         if seq == 0 or seq != stored.seq - 1:
             if len(self._traces) >= MAX_TRACED_SESSIONS:
                 self._traces.clear()
-            trace = await self._looked_up(stored)
+            trace = await self._read_trace(stored)
             self._traces[stored.stream] = stored.seq, trace
         return trace
 
-    async def _looked_up(self, stored: Stored) -> Trace | None:
+    async def _read_trace(self, stored: Stored) -> Trace | None:
         first = stored if stored.seq == 1 else next(iter(await self._store.read(stored.stream, 0, 1)), None)
         trace = None if first is None else begin_trace(first)
         if trace is None or not self._ours(trace.agent):

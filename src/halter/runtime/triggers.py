@@ -171,7 +171,7 @@ async def start_run(
         format=SESSION_FORMAT,
     )
     run = msgspec.structs.replace(run, session=session)
-    redact = context.guard().redacted
+    redact = context.guard().redact
     task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))
     stream, inbox = session_stream(session), inbox_stream(session)
     words = [] if given is None else [await _draft_input(context, given, redact(given.text))]
@@ -238,12 +238,12 @@ class AgentTriggers:
         self._clock = context.app.clock
         self._name = context.agent.policy.name
         self._library = context.agent.library or Library(context.store, folder)
-        self._tell = tell
-        self._left_to_people = left
-        self._made: dict[tuple[str, int], TriggerRecord | None] = {}
+        self._report = tell
+        self._on_quarantine = left
+        self._records: dict[tuple[str, int], TriggerRecord | None] = {}
         self._stable: dict[tuple[str, str], tuple[FileEntry, int]] = {}
-        self._told: dict[str, str] = {}
-        self._settled = False
+        self._last_reported: dict[str, str] = {}
+        self._is_settled = False
 
     @property
     def watches(self) -> bool:
@@ -255,17 +255,17 @@ class AgentTriggers:
         halts = await read_halts(self._store, chain.from_iterable(scopes.values()))
         return [row for row in rows if any(scope in halts and halts[scope].halted for scope in scopes[row.session])]
 
-    async def look(self, switch: AgentRow | None) -> int | None:
+    async def run_due(self, switch: AgentRow | None) -> int | None:
         """Does what is due; returns when to look again, if time decides that."""
         await self.settle()
         if switch is None or not switch.switched_on:
             return None
         rows = await self._rows()
         halts = await read_halts(self._store, chain.from_iterable(map(_list_scopes, rows)))
-        moments = [await self._unharmed(row, switch, halts) for row in rows]
+        moments = [await self._check_safely(row, switch, halts) for row in rows]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    async def delivered(self, identity: str, key: str) -> str:
+    async def find_delivery(self, identity: str, key: str) -> str:
         """Returns the session that a delivery started before; "" if it is new."""
         found = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
         for row in found:
@@ -274,7 +274,7 @@ class AgentTriggers:
                 return event.session
         return ""
 
-    async def against(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
+    async def find_obstacle(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
         """Returns what prevents a requested run, and until when; None if nothing does."""
         switches = await self._store.ask(Query("all_agents", AgentRow))
         switch = next((row for row in switches if row.agent == self._name), None)
@@ -295,7 +295,7 @@ class AgentTriggers:
 
         Done once per process: another process may have a newer file, and the two would alternate for ever.
         """
-        if self._settled:
+        if self._is_settled:
             return
         rows = {row.trigger: row for row in await self._rows()}
         named = {trigger_id(self._name, each.name): each for each in self._context.agent.tasks.triggers()}
@@ -306,7 +306,7 @@ class AgentTriggers:
         for identity, row in rows.items():
             if identity not in named and row.made_by == FILE_ACTOR:
                 await self._store.commit(end_trigger_row(row, FILE_ACTOR, "it stands in the agent's file no longer"))
-        self._settled = True
+        self._is_settled = True
 
     async def _make(self, identity: str, trigger: AnyTrigger) -> None:
         row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
@@ -314,43 +314,47 @@ class AgentTriggers:
         before = 0 if row is None else row.made_seq
         if row is None and isinstance(trigger, Watch) and not trigger.existing:
             # First, so that an interrupted start is repeated as a whole.
-            await self._see(identity, trigger, ignored=True)
+            await self._index_watch(identity, trigger, ignored=True)
         await self._store.commit(make_trigger(identity, self._name, trigger, FILE_ACTOR, timing, before))
 
-    async def _unharmed(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+    async def _check_safely(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         """Checks one trigger. A failure is reported and stops no other one."""
         about = f"{row.trigger} breaks down"
         try:
-            moment = await self._look_at(row, switch, halts)
+            moment = await self._check(row, switch, halts)
         except (LeaseLost, StoreUnavailable):
             raise
         except Exception as error:  # noqa: BLE001  no failure here may stop another trigger
             raise_if_cancelled()
-            told = self._context.guard().redacted(clean(f"{type(error).__name__}: {error}"))
-            self._say(about, f"{shorten(told, 300)} It is tried again.")
+            sentence = self._context.guard().redact(clean(f"{type(error).__name__}: {error}"))
+            self._report_once(about, f"{shorten(sentence, 300)} It is tried again.")
             return None
-        self._say(about, "")
+        self._report_once(about, "")
         return moment
 
-    async def _look_at(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
-        made = await self._read(row)
-        if made is None:
-            self._say(row.trigger, "What was said of it was erased, so it starts nothing: cancel it, or make it anew.")
+    async def _check(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+        record = await self._read_record(row)
+        if record is None:
+            self._report_once(
+                row.trigger, "What was said of it was erased, so it starts nothing: cancel it, or make it anew."
+            )
             return None
-        trigger = made.trigger()
+        trigger = record.trigger()
         match trigger:
-            case Schedule() if made.timing is not None:
-                return await self._schedule(row, trigger, made.timing, await self._around(row, trigger, switch, halts))
+            case Schedule() if record.timing is not None:
+                return await self._schedule(
+                    row, trigger, record.timing, await self._around(row, trigger, switch, halts)
+                )
             case Watch():
                 return await self._watch(row, trigger, switch, halts)
             case _:
                 return None
 
-    async def _read(self, row: TriggerRow) -> TriggerRecord | None:
+    async def _read_record(self, row: TriggerRow) -> TriggerRecord | None:
         key = (row.trigger, row.made_seq)
-        if key not in self._made:
-            self._made[key] = await read_trigger_record(self._store, row)
-        return self._made[key]
+        if key not in self._records:
+            self._records[key] = await read_trigger_record(self._store, row)
+        return self._records[key]
 
     async def _around(
         self, row: TriggerRow, trigger: AnyTrigger, switch: AgentRow, halts: Mapping[str, HaltRow]
@@ -371,7 +375,7 @@ class AgentTriggers:
         legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
         least: int | None = None
         for leg in legs:
-            left = None if leg.scope.startswith("session:") else await self._left(leg)
+            left = None if leg.scope.startswith("session:") else await self._find_remaining(leg)
             if left is None:
                 continue
             cap, unspent = left
@@ -381,19 +385,19 @@ class AgentTriggers:
             least = unspent if least is None else min(least, unspent)
         return None, least
 
-    async def _left(self, leg: Leg) -> tuple[int, int] | None:
+    async def _find_remaining(self, leg: Leg) -> tuple[int, int] | None:
         row = await read_budget(self._store, leg.scope, leg.window)
         cap = row.binding(leg.cap)
         return None if cap is None else (cap, cap - row.spent - row.held)
 
     async def _schedule(
-        self, row: TriggerRow, schedule: Schedule, timing: Timing, around: TriggerConditions
+        self, row: TriggerRow, schedule: Schedule, timing: Timing, conditions: TriggerConditions
     ) -> int | None:
         hours = None if schedule.active_hours is UNSET else parse_active_hours(schedule.active_hours)
-        for act in decide_schedule(schedule, timing, row, around, hours):
+        for act in decide_schedule(schedule, timing, row, conditions, hours):
             await self._do(row, schedule, act)
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
-        return find_next_schedule_look(schedule, timing, row, around.now)
+        return find_next_schedule_look(schedule, timing, row, conditions.now)
 
     async def _do(self, row: TriggerRow, schedule: Schedule, act: RunNow | SkipRuns | QueueRun) -> None:
         identity = row.trigger
@@ -420,17 +424,17 @@ class AgentTriggers:
         await self._store.commit(await start_run(self._context, row, trigger, run, key, given, before))
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
-        settles = await self._see(row.trigger, watch)
+        settles = await self._index_watch(row.trigger, watch)
         items = await self._store.ask(Query("items_open", WatchedDocument, {"trigger": row.trigger}))
-        if not any(not item.done and not item.open for item in items):
+        if not any(not item.is_done and not item.open for item in items):
             return settles
-        around = await self._around(row, watch, switch, halts)
+        conditions = await self._around(row, watch, switch, halts)
         own = await read_halts(self._store, [f"session:{item.session}" for item in items if item.session])
         free, stopped = _split_halted(items, switch, own)
-        found = decide_watch(watch, free, around, await self._room(row, watch, around.running))
+        found = decide_watch(watch, free, conditions, await self._count_affordable(row, watch, conditions.running))
         for act in (*found.acts, *(stopped if not found.acts else ())):
             await self._act(row, watch, act)
-        moments = [at for at in (settles, found.until, around.empty and around.empty.until) if at is not None]
+        moments = [at for at in (settles, found.until, conditions.empty and conditions.empty.until) if at is not None]
         return min(moments, default=None)
 
     async def _act(self, row: TriggerRow, watch: Watch, act: StartRun | QuarantineDocument | DelayDocuments) -> None:
@@ -444,74 +448,78 @@ class AgentTriggers:
                 await self._store.commit(
                     record_trigger_events(identity, f"quarantine/{item.item}/{item.session}", event)
                 )
-                self._left_to_people()
+                self._on_quarantine()
             case DelayDocuments(why, waiting, sentence, until):
                 if (sentence, until) != (row.delayed, row.delayed_until):
                     event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
                     await self._store.commit(record_delay(event, self._clock.now()))
 
-    async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
+    async def _count_affordable(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
         """Returns for how many sessions money is left, going by what they cost so far."""
-        _, left = await self._money(row, watch)
+        _, remaining = await self._money(row, watch)
         params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": SAMPLES_KEPT}
         costs = [cost.usd for cost in await self._store.ask(Query("trigger_costs", _Cost, params)) if cost.usd]
-        if left is None or not costs:
+        if remaining is None or not costs:
             return None
-        room = max(0, left * len(costs) // sum(costs) - running)
+        capacity = max(0, remaining * len(costs) // sum(costs) - running)
         # One may always start: the guard holds what it costs when it acts.
-        return room if running else max(room, 1)
+        return capacity if running else max(capacity, 1)
 
-    async def _see(self, identity: str, watch: Watch, *, ignored: bool = False) -> int | None:
+    async def _index_watch(self, identity: str, watch: Watch, *, ignored: bool = False) -> int | None:
         """Indexes the documents of a watch that no longer change; returns when the next one settles."""
-        path, pattern = self._place(watch)
+        path, pattern = self._resolve_collection(watch)
         files = await self._library.files(path, pattern)
         if isinstance(files, UnreadableFile):
-            self._say(identity, f"{files.sentence} It is looked for again and again.")
+            self._report_once(identity, f"{files.sentence} It is looked for again and again.")
             return None
-        self._say(identity, "")
+        self._report_once(identity, "")
         now, moments, taken = self._clock.now(), list[int](), 0
-        for name, seen in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
+        for name, entry in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
             before, since = self._stable.get((identity, name), (None, 0))
-            if before != seen:
-                self._stable[identity, name] = (seen, now)
+            if before != entry:
+                self._stable[identity, name] = (entry, now)
                 since = now
             if not ignored and now - since < watch.debounce:
                 moments.append(since + watch.debounce)
-            elif before == seen and since == 0:
+            elif before == entry and since == 0:
                 continue
             elif taken == MAX_DOCUMENTS_PER_LOOK and not ignored:
                 return now
-            elif await self._take(identity, self._library.place(path) / name, name, seen, ignored=ignored):
-                self._stable[identity, name] = (seen, 0)
+            elif await self._index_document(identity, self._library.resolve(path) / name, name, entry, ignored=ignored):
+                self._stable[identity, name] = (entry, 0)
                 taken += 1
         return min(moments, default=None)
 
-    def _place(self, watch: Watch) -> tuple[str, str]:
+    def _resolve_collection(self, watch: Watch) -> tuple[str, str]:
         if watch.collection is not UNSET:
             collection = self._context.agent.tasks.collections[watch.collection]
             return collection.path, collection.pattern
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 
-    async def _take(self, identity: str, path: Path, name: str, seen: FileEntry, *, ignored: bool) -> bool:
+    async def _index_document(self, identity: str, path: Path, name: str, entry: FileEntry, *, ignored: bool) -> bool:
         """Indexes one document, once per content; returns whether it is known now."""
-        known = await self._library.take(path, seen, name)
+        known = await self._library.index_file(path, entry, name)
         if not known.document:
-            self._say(f"{identity} {to_one_line(name)}", to_one_line(known.problem))
+            self._report_once(f"{identity} {to_one_line(name)}", to_one_line(known.problem))
             return False
         shown, problem = to_one_line(name), to_one_line(known.problem)
-        await self._store.commit(self._seen(identity, known.document, shown, seen, problem, ignored=ignored))
+        await self._store.commit(
+            self._record_document(identity, known.document, shown, entry, problem, ignored=ignored)
+        )
         if problem:
-            self._left_to_people()
+            self._on_quarantine()
         return True
 
-    def _seen(self, identity: str, item: str, name: str, seen: FileEntry, problem: str, *, ignored: bool) -> Write:
+    def _record_document(
+        self, identity: str, item: str, name: str, entry: FileEntry, problem: str, *, ignored: bool
+    ) -> Write:
         """Records that a document was found; not one that the agent wrote, and none twice."""
 
         def decide(rows: Rows) -> Sequence[Draft]:
             if rows.get(ItemRow, identity, item) is not None:
                 return []
             own = rows.get(OutputRow, self._name, item) is not None
-            event = ItemSeen(trigger=identity, item=item, name=name, size=seen.size, ignored=ignored or own)
+            event = ItemSeen(trigger=identity, item=item, name=name, size=entry.size, ignored=ignored or own)
             if not problem or event.ignored:
                 return [Draft(event)]
             return [
@@ -522,11 +530,11 @@ class AgentTriggers:
         rows = [(TriggerRow, identity), (ItemRow, identity, item), (OutputRow, self._name, item)]
         return Write(trigger_stream(identity), f"{identity}/seen/{item}", decide, rows)
 
-    def _say(self, about: str, sentence: str) -> None:
-        if self._told.get(about, "") != sentence:
-            self._told[about] = sentence
+    def _report_once(self, about: str, sentence: str) -> None:
+        if self._last_reported.get(about, "") != sentence:
+            self._last_reported[about] = sentence
             if sentence:
-                self._tell(self._name, f"{about}: {sentence}")
+                self._report(self._name, f"{about}: {sentence}")
 
 
 def _split_halted(
@@ -579,14 +587,14 @@ async def run_now(context: AgentContext, folder: Path, name: str, file: Path | N
     store, agent = context.store, context.agent.policy.name
     await AgentTriggers(context, folder, lambda _, __: None).settle()
     row = await find_trigger_row(store, trigger_id(agent, name))
-    made = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
-    if row is None or made is None:
+    record = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
+    if row is None or record is None:
         raise ConfigError(f"{agent} has no trigger {name}: look at halter schedules {agent}.")
-    trigger = made.trigger()
+    trigger = record.trigger()
     item, given = await _build_run_input(context, folder, row, trigger, file)
     person = context.app.settings.person
     run = RunStarted(trigger=row.trigger, session="", cause="person", item=item, by=person)
-    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.new()}", given)
+    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.make()}", given)
     for stored in (await store.commit(write)).events:
         if isinstance(stored.event, RunStarted):
             return SessionId(stored.event.session)
@@ -596,7 +604,7 @@ async def run_now(context: AgentContext, folder: Path, name: str, file: Path | N
 async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
     """Runs a run until it rests or ends in this process; False where another process has it."""
     for lease in await context.store.claim(context.worker, 1, session):
-        await AutonomousAgent(context, folder).attend(lease, await read_session_row(context, session))
+        await AutonomousAgent(context, folder).run_session(lease, await read_session_row(context, session))
         return True
     return False
 
@@ -612,7 +620,7 @@ async def _build_run_input(
         case Watch():
             if file is None:
                 raise ConfigError(f"{trigger.name} is a watch, which runs for a document: name its file.")
-            return await _take_in_document(context, folder, row, file), RunInput(
+            return await _index_given_document(context, folder, row, file), RunInput(
                 f"The document is {file.name}.", row.trigger
             )
         case Webhook():
@@ -620,14 +628,14 @@ async def _build_run_input(
             return "", RunInput(text, context.app.settings.person, "webhook") if text else None
 
 
-async def _take_in_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
+async def _index_given_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
     """Indexes a document. The watch itself starts nothing for it."""
     library = context.agent.library or Library(context.store, folder)
-    place, seen = _stat_document(file)
-    known = await library.take(place, seen, file.name)
+    path, entry = _stat_document(file)
+    known = await library.index_file(path, entry, file.name)
     if known.problem or not known.document:
         raise ConfigError(known.problem or f"{file} cannot be read.")
-    event = ItemSeen(trigger=row.trigger, item=known.document, name=file.name, size=seen.size, ignored=True)
+    event = ItemSeen(trigger=row.trigger, item=known.document, name=file.name, size=entry.size, ignored=True)
     await context.store.commit(record_trigger_events(row.trigger, f"seen/{known.document}", event))
     return known.document
 
@@ -684,10 +692,10 @@ class WebhookReceiver:
         self._agents = agents
         self._triggers = triggers
 
-    def any(self) -> bool:
+    def has_webhooks(self) -> bool:
         return any(context.agent.tasks.webhooks for context in self._agents.values())
 
-    def most_bytes(self, agent: str, name: str, token: str) -> int:
+    def max_bytes(self, agent: str, name: str, token: str) -> int:
         """Returns how long a body may be; 0 without a valid token, so that nothing is read."""
         hook, context = self._hook(agent, name), self._agents.get(agent)
         if hook is None or context is None or not _token_fits(context, hook, token):
@@ -703,14 +711,14 @@ class WebhookReceiver:
         flaw = _find_delivery_flaw(hook, delivery)
         if flaw is not None:
             return flaw
-        return await self._started(context, hook, delivery)
+        return await self._start_run(context, hook, delivery)
 
     def _hook(self, agent: str, name: str) -> Webhook | None:
         context = self._agents.get(agent)
         hooks = () if context is None else context.agent.tasks.webhooks
         return next((hook for hook in hooks if hook.name == name), None)
 
-    async def _started(self, context: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
+    async def _start_run(self, context: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
         identity = trigger_id(context.agent.policy.name, hook.name)
         store, key = context.store, f"delivery/{delivery.delivery}"
         for _ in range(MAX_START_ATTEMPTS):
@@ -725,7 +733,7 @@ class WebhookReceiver:
             run = RunStarted(trigger=identity, session="", cause="webhook")
             words = RunInput(delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook")
             write = await start_run(context, row, hook, run, key, words)
-            before = await self._against(context, hook, identity, write.key)
+            before = await self._find_obstacle(context, hook, identity, write.key)
             if before is not None:
                 return before
             committed = await store.commit(write)
@@ -734,14 +742,14 @@ class WebhookReceiver:
                     return HookAccepted(stored.event.session, committed.repeated)
         return HookRejected(503, "Too much comes at once: send it again in a moment.", SECOND)
 
-    async def _against(
+    async def _find_obstacle(
         self, context: AgentContext, hook: Webhook, identity: str, key: str
     ) -> HookAccepted | HookRejected | None:
         """Returns what prevents a run. A repeated delivery gets its first answer."""
-        seen = await self._triggers[context.agent.policy.name].delivered(identity, key)
+        seen = await self._triggers[context.agent.policy.name].find_delivery(identity, key)
         if seen:
             return HookAccepted(seen, repeated=True)
-        against = await self._triggers[context.agent.policy.name].against(identity, hook)
+        against = await self._triggers[context.agent.policy.name].find_obstacle(identity, hook)
         if against is None:
             return None
         why, sentence, until = against

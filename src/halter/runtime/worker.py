@@ -25,7 +25,7 @@ from halter.dispatch.dispatcher import (
     DEFAULT_CONCURRENCY,
     DUE_POLLING_INTERVAL,
     EmbeddedDispatcher,
-    Sessions,
+    RunningSessions,
     find_version_in_force,
     quarantine_session,
 )
@@ -36,7 +36,7 @@ from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import Runtime, sync_store_clock
 from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
 from halter.runtime.sessions import (
-    PrecedingSession,
+    Predecessor,
     begin_session,
     build_handover,
     is_playbook_run,
@@ -73,14 +73,14 @@ class AutonomousAgent:
     def name(self) -> str:
         return self.context.agent.policy.name
 
-    def allowed(self, flight: InFlight) -> int:
+    def find_time_limit(self, flight: InFlight) -> int:
         """Returns how long a call or request in flight may take. What a verb does inside is in flight by itself."""
         if not flight.is_call:
             return REQUEST_TIMEOUT
         tool = self.context.agent.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
-    async def begin(self, number: int, follows: str = "", because: str = "") -> SessionId:
+    async def begin_session(self, number: int, follows: str = "", because: str = "") -> SessionId:
         """Starts the agent's session of that number; an existing one is left as it is.
 
         One that `follows` another is given a handover from it.
@@ -89,9 +89,9 @@ class AutonomousAgent:
         if not follows:
             return await begin_session(self.context, "", "autonomous", session)
         text = await build_handover(self.context.store, follows, because)
-        return await begin_session(self.context, text, "autonomous", session, PrecedingSession(follows, because))
+        return await begin_session(self.context, text, "autonomous", session, Predecessor(follows, because))
 
-    async def attend(
+    async def run_session(
         self,
         lease: Lease,
         row: SessionRow,
@@ -102,75 +102,75 @@ class AutonomousAgent:
 
         `row` was read under the lease. `waits` is called when a person has to decide.
         """
-        made = self._remembered(lease)
-        if made is not None:
-            return await self._visited(made, lease, row)
+        live = self._find_in_memory(lease)
+        if live is not None:
+            return await self._run_until_parked(live, lease, row)
         if await is_playbook_run(self.context, row):
             await run_leased_playbook(self.context, lease)
             return None
-        watching = LoopObserver(listen=lambda chunk: self._heard(lease.session, chunk))
+        observer = LoopObserver(listen=lambda chunk: self._publish_chunk(lease.session, chunk))
         resident = self._resident and row.kind == "autonomous"
         sensed = make_fetch_tools(self.context) if resident else None
-        made = await build_live_session(
-            self.context, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits()
+        live = await build_live_session(
+            self.context, row, lease, observer=observer, sensed=sensed, waits=lambda _, __: waits()
         )
-        made.running.troubled = waits
-        if lease.generation > MAX_TAKEOVERS and await self._kills(made, lease):
+        live.runtime.on_trouble = waits
+        if lease.generation > MAX_TAKEOVERS and await self._is_poisoned(live, lease):
             return None
         if not resident:
-            return await self._visited(made, lease, row)
+            return await self._run_until_parked(live, lease, row)
         stays(lease.session)
-        self.snapshots[lease.session] = made.aware.hot.snapshot
+        self.snapshots[lease.session] = live.hot_view.hot.snapshot
         try:
-            return await self._inhabited(made, row, lease)
+            return await self._run_resident(live, row, lease)
         finally:
             self.snapshots.pop(lease.session, None)
 
-    async def _visited(self, made: LiveSession, lease: Lease, row: SessionRow) -> Conclusion:
+    async def _run_until_parked(self, live: LiveSession, lease: Lease, row: SessionRow) -> Conclusion:
         """Runs a session until it rests, and keeps it in memory: it may wake here again."""
-        came = await made.conversation.attend(row)
-        if not came.over:
-            self._resting[lease.session] = (lease.generation, made)
+        came = await live.conversation.run_until_parked(row)
+        if not came.has_ended:
+            self._resting[lease.session] = (lease.generation, live)
             while len(self._resting) > MAX_REMEMBERED_SESSIONS:
                 self._resting.pop(next(iter(self._resting)))
         return came
 
-    def _remembered(self, lease: Lease) -> LiveSession | None:
+    def _find_in_memory(self, lease: Lease) -> LiveSession | None:
         """Returns a session kept in memory if no other worker had it since: its history need not be read."""
-        generation, made = self._resting.pop(lease.session, (0, None))
-        if made is None or generation != lease.generation - 1:
+        generation, live = self._resting.pop(lease.session, (0, None))
+        if live is None or generation != lease.generation - 1:
             return None
-        made.running.lease = lease
-        return made
+        live.runtime.lease = lease
+        return live
 
-    def _heard(self, session: str, chunk: StreamChunk) -> None:
+    def _publish_chunk(self, session: str, chunk: StreamChunk) -> None:
         self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
 
-    async def _inhabited(self, made: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
+    async def _run_resident(self, live: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
         """Runs a resident session with its sensors. One that sleeps keeps sleeping, with its sensors on."""
-        sensors = SessionSensors(self.context, made.running, self._folder)
-        watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in made.terms.pacing.sensors]
+        sensors = SessionSensors(self.context, live.runtime, self._folder)
+        watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in live.terms.pacing.sensors]
         resident = ResidentSession(
-            made.conversation,
-            made.running,
-            made.loop,
-            made.aware,
+            live.conversation,
+            live.runtime,
+            live.loop,
+            live.hot_view,
             watched,
             sensors.runs,
             lambda name, values: self._pulse(lease.session, name, values),
         )
-        return await resident.live(await self._asleep(made, row))
+        return await resident.live(await self._find_sleep(live, row))
 
-    async def _asleep(self, made: LiveSession, row: SessionRow) -> Conclusion | None:
+    async def _find_sleep(self, live: LiveSession, row: SessionRow) -> Conclusion | None:
         if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.context.app.clock.now()):
             return None
-        await made.running.look_back()
+        await live.runtime.load_history()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    async def _kills(self, made: LiveSession, lease: Lease) -> bool:
+    async def _is_poisoned(self, live: LiveSession, lease: Lease) -> bool:
         """Quarantines a session over which one process after the other died."""
         now = self.context.app.clock.now()
-        deaths = count_takeovers(await made.running.look_back(), now)
+        deaths = count_takeovers(await live.runtime.load_history(), now)
         if deaths < MAX_TAKEOVERS:
             return False
         error = f"{deaths} processes that worked on it died in a row."
@@ -204,7 +204,7 @@ class Dispatcher(Protocol):
     async def run(self) -> None: ...
 
 
-DispatcherFactory = Callable[[Sessions, Callable[[], AgentConcurrency], Mapping[str, str]], Dispatcher]
+DispatcherFactory = Callable[[RunningSessions, Callable[[], AgentConcurrency], Mapping[str, str]], Dispatcher]
 """Makes a dispatcher, given the sessions, the agents and the agents' versions."""
 
 
@@ -240,7 +240,9 @@ def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int =
 
     prepare_queue_tables(url)
 
-    def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
+    def dispatch(
+        sessions: RunningSessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]
+    ) -> Dispatcher:
         return DistributedDispatcher(sessions, agents, ProcrastinateQueue(url, clock, versions), concurrency)
 
     return DispatchMode("worker", dispatch, concurrency, drain)
@@ -256,18 +258,18 @@ class WorkerState:
     def __init__(
         self,
         app: Runtime,
-        sessions: Sessions,
+        sessions: RunningSessions,
         mode: DispatchMode,
         agents: Mapping[str, AutonomousAgent],
         tell: Callable[[str, str], None],
     ) -> None:
-        self.refused = asyncio.Event()
+        self.clock_refused = asyncio.Event()
         """Set when this machine must not run anything."""
         self._app = app
         self._sessions = sessions
         self._mode = mode
         self._living = agents
-        self._tell = tell
+        self._report = tell
         self._started_at = 0
         self._waiting: frozenset[str] = frozenset()
         self._refusal = ""
@@ -275,10 +277,10 @@ class WorkerState:
     async def enter(self, store: Store) -> None:
         """Registers this worker before it claims anything."""
         self._started_at = self._app.clock.now()
-        await self.on_heartbeat(await store.beat(self._sessions.worker, {}, self.about()))
-        self.demand_clock()
+        await self.on_heartbeat(await store.beat(self._sessions.worker, {}, self.describe()))
+        self.require_clock()
 
-    def demand_clock(self) -> None:
+    def require_clock(self) -> None:
         """Raises ConfigError on a machine whose clock differs from the store's."""
         if self._refusal:
             raise ConfigError(self._refusal)
@@ -286,26 +288,24 @@ class WorkerState:
     def agents(self) -> AgentConcurrency:
         """The agents whose sessions are claimed here, with their concurrency across all workers."""
         return {
-            name: living.context.agent.tasks.concurrency
-            for name, living in self._living.items()
+            name: agent.context.agent.tasks.concurrency
+            for name, agent in self._living.items()
             if name not in self._waiting
         }
 
     def versions(self) -> Mapping[str, str]:
-        return {name: living.context.agent.folder for name, living in self._living.items()}
+        return {name: agent.context.agent.folder for name, agent in self._living.items()}
 
     def leases(self) -> frozenset[Lease]:
         return self._sessions.leases()
 
-    def lost(self, leases: frozenset[Lease]) -> None:
-        self._sessions.lost(leases)
+    def cancel_lost(self, leases: frozenset[Lease]) -> None:
+        self._sessions.cancel_lost(leases)
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
-        return {
-            session: snapshot() for living in self._living.values() for session, snapshot in living.snapshots.items()
-        }
+        return {session: snapshot() for agent in self._living.values() for session, snapshot in agent.snapshots.items()}
 
-    def about(self) -> str:
+    def describe(self) -> str:
         from halter import __version__
 
         return WorkerInfo(
@@ -317,7 +317,7 @@ class WorkerState:
             agents=dict(self.versions()),
             waiting=tuple(sorted(self._waiting)),
             concurrency=self._mode.concurrency,
-            awake=self._sessions.awake,
+            awake=self._sessions.count_running,
             residents=self._sessions.residents,
             closing=self._sessions.closing.is_set(),
             problem=self._refusal,
@@ -329,7 +329,7 @@ class WorkerState:
             await sync_store_clock(self._app.store, self._app.clock)
             self._refusal = self._app.clock.refusal()
             if self._refusal:
-                self.refused.set()
+                self.clock_refused.set()
         workers = await self._sessions.store.ask(Query("all_workers", WorkerRow))
         newer = {
             name
@@ -337,11 +337,11 @@ class WorkerState:
             if find_version_in_force(workers, name, beat.now) not in ("", mine)
         }
         for name in sorted(newer - self._waiting):
-            self._tell(name, OUTDATED_AGENT)
+            self._report(name, OUTDATED_AGENT)
         for name in sorted(self._waiting - newer):
-            self._tell(name, CURRENT_AGENT)
+            self._report(name, CURRENT_AGENT)
         self._waiting = frozenset(newer)
-        self._sessions.room_elsewhere = self._count_room_elsewhere(workers, beat.now)
+        self._sessions.remote_capacity = self._count_room_elsewhere(workers, beat.now)
 
     def _count_room_elsewhere(self, workers: Sequence[WorkerRow], now: int) -> int:
         others = [row.told() for row in workers if row.worker != self._sessions.worker and row.alive(now)]
@@ -369,7 +369,7 @@ def read_retention(app: Runtime) -> int | None:
     return None if said is UNSET else said
 
 
-async def erase_expired(app: Runtime, age: int, tell: Callable[[str], None]) -> None:
+async def erase_expired(app: Runtime, age: int, report: Callable[[str], None]) -> None:
     """Erases expired sessions now and every hour. While the store is unavailable it retries an hour later."""
     from halter.journal.retention import erase_older_than
 
@@ -377,8 +377,8 @@ async def erase_expired(app: Runtime, age: int, tell: Callable[[str], None]) -> 
         try:
             erased = (await erase_older_than(app.store, age, RETENTION_ACTOR)).erased
         except StoreError as error:
-            tell(f"What is older than the fleet's retention could not be erased, which is tried again: {error}")
+            report(f"What is older than the fleet's retention could not be erased, which is tried again: {error}")
         else:
             if erased:
-                tell(f"What was said in {format_count(len(erased), 'session')} was erased, as retention says.")
+                report(f"What was said in {format_count(len(erased), 'session')} was erased, as retention says.")
         await app.clock.sleep(RETENTION_INTERVAL)

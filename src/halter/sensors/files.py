@@ -19,7 +19,7 @@ import msgspec
 
 from halter.core import agent_spec, folders
 from halter.core.clock import Clock
-from halter.core.folders import FileEntries, FileRefusal, FolderListing, describe_os_error, refuse_nothing
+from halter.core.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error
 from halter.core.ports import UnreadableFile
 from halter.core.text import clean
 from halter.core.tools import Reading, Sensor, SensorFailed
@@ -48,11 +48,13 @@ def list_file_changes(before: FileEntries, after: FileEntries) -> list[dict[str,
 def describe_folder(files: FileEntries, changed: list[dict[str, str]]) -> dict[str, Any]:
     """Describe a folder, the newest files first."""
     newest = sorted(files.items(), key=lambda each: (-each[1].modified, each[0]))[:MAX_FILES_REPORTED]
-    listed = [{"path": clean(path), "size": seen.size, "modified_at": _moment(seen.modified)} for path, seen in newest]
+    listed = [
+        {"path": clean(path), "size": entry.size, "modified_at": _moment(entry.modified)} for path, entry in newest
+    ]
     return {"files": listed, "changes": changed}
 
 
-def describe_file(path: Path, shown: str, refuses: FileRefusal = refuse_nothing) -> dict[str, Any]:
+def describe_file(path: Path, shown: str, refuses: FileRefusal = allow_all) -> dict[str, Any]:
     """Describe a file and its beginning. Raises SensorFailed for one that cannot be read."""
     try:
         # Opening a pipe without a writer would block.
@@ -101,12 +103,12 @@ WatchedFolders = tuple[Path, ...]
 
 
 def make_watch_sensor(
-    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = refuse_nothing
+    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all
 ) -> Sensor:
     return _Watch(spec, root, clock, refuses)
 
 
-class _Look(msgspec.Struct, frozen=True):
+class _Listing(msgspec.Struct, frozen=True):
     places: WatchedFolders
     value: dict[str, Any] | None
 
@@ -116,70 +118,70 @@ class _Watch:
         self._refuses = refuses
         self.name = spec.name
         self.retry_after: int | None = None
-        self._shown = spec.source.path if isinstance(spec.source.path, str) else "."
-        self._path = root / self._shown
+        self._display_path = spec.source.path if isinstance(spec.source.path, str) else "."
+        self._path = root / self._display_path
         self._pattern = spec.source.pattern
         self._clock = clock
-        self._is_folder = self._shown.endswith("/") or self._pattern != "*"
+        self._is_folder = self._display_path.endswith("/") or self._pattern != "*"
         self._files: FileEntries | None = None
         self._value: dict[str, Any] | None = None
 
     async def readings(self) -> AsyncGenerator[Reading]:
         self._value = None
         while True:
-            places = await asyncio.to_thread(self._places)
+            places = await asyncio.to_thread(self._find_folders)
             with watch_folders(places) as watched:
                 while True:
-                    seen = await asyncio.to_thread(self._look)
+                    seen = await asyncio.to_thread(self._list_files)
                     if seen.value is not None:
                         yield make_reading(seen.value, self._clock.now())
-                    if seen.places != places or not await watched.changed():
+                    if seen.places != places or not await watched.wait_for_change():
                         break
             # Where folders come and go all the time, restarts are limited.
             await self._clock.sleep(BURST_PAUSE_MS * MILLISECOND)
 
-    def _places(self) -> WatchedFolders:
+    def _find_folders(self) -> WatchedFolders:
         """Find what is at the path. A missing one keeps its kind."""
         self._is_folder = self._path.is_dir() or (self._is_folder and not self._path.exists())
         if self._is_folder:
             return list_folder(self._path, self._pattern).folders
         # An editor puts a new file in the place of the old one, which only the folder around it tells.
         if not self._path.parent.is_dir():
-            raise SensorFailed(f"The folder of {self._shown} is not there.")
+            raise SensorFailed(f"The folder of {self._display_path} is not there.")
         return (self._path.parent,)
 
-    def _look(self) -> _Look:
+    def _list_files(self) -> _Listing:
         return self._folder() if self._is_folder else self._file()
 
-    def _folder(self) -> _Look:
+    def _folder(self) -> _Listing:
         seen = list_folder(self._path, self._pattern)
         changed = [] if self._files is None else list_file_changes(self._files, seen.files)
         nothing_new = self._value is not None and not changed
         self._files, self._value = seen.files, describe_folder(seen.files, changed)
-        return _Look(seen.folders, None if nothing_new else self._value)
+        return _Listing(seen.folders, None if nothing_new else self._value)
 
-    def _file(self) -> _Look:
-        before, self._value = self._value, describe_file(self._path, self._shown, self._refuses)
-        return _Look((self._path.parent,), None if self._value == before else self._value)
+    def _file(self) -> _Listing:
+        before, self._value = self._value, describe_file(self._path, self._display_path, self._refuses)
+        return _Listing((self._path.parent,), None if self._value == before else self._value)
 
 
 class WatchEvents:
     def __init__(self) -> None:
         self._news = asyncio.Event()
-        self._over = False
+        self._is_over = False
         self._trouble = ""
 
-    def tell(self, *, over: bool = False, trouble: str = "") -> None:
-        self._over, self._trouble = over, trouble
+    def set_state(self, *, over: bool = False, trouble: str = "") -> None:
+        self._is_over, self._trouble = over, trouble
         self._news.set()
 
-    async def changed(self) -> bool:
+    async def wait_for_change(self) -> bool:
         """Wait for a change; False says that the watch is over and must start again."""
         await self._news.wait()
         self._news.clear()
         if self._trouble:
             raise SensorFailed(self._trouble)
-        return not self._over
+        return not self._is_over
 
 
 @contextmanager
@@ -190,11 +192,11 @@ def watch_folders(places: WatchedFolders) -> Generator[WatchEvents]:
     """
     watched, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
 
-    def tell(*, over: bool = False, trouble: str = "") -> None:
+    def on_state(*, over: bool = False, trouble: str = "") -> None:
         with suppress(RuntimeError):  # The loop has closed, and there is no listener.
-            loop.call_soon_threadsafe(partial(watched.tell, over=over, trouble=trouble))
+            loop.call_soon_threadsafe(partial(watched.set_state, over=over, trouble=trouble))
 
-    threading.Thread(target=_watch, args=(places, stop, tell), name="halter-watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(places, stop, on_state), name="halter-watch", daemon=True).start()
     try:
         yield watched
     finally:
@@ -242,8 +244,8 @@ def _watch_until_replaced(places: WatchedFolders, stop: threading.Event, tell: C
             tell()
 
 
-def _identity(place: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        about = os.stat(place)  # noqa: PTH116, the same in one line of many thousands that are run.
+        about = os.stat(path)  # noqa: PTH116, the same in one line of many thousands that are run.
         return about.st_dev, about.st_ino
     return None

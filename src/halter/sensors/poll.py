@@ -74,38 +74,38 @@ MIN_POLLING_INTERVAL: Final = SECOND // 10
 """The shortest interval, for every sensor."""
 
 
-def make_poll_sensor(spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, chance: random.Random) -> Sensor:
+def make_poll_sensor(spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, rng: random.Random) -> Sensor:
     """A sensor that polls at once and then every interval, with a little jitter."""
-    return _Poll(spec, look, clock, chance)
+    return _Poll(spec, look, clock, rng)
 
 
 class _Poll:
-    def __init__(self, spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, chance: random.Random) -> None:
+    def __init__(self, spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, rng: random.Random) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._spec = spec
-        self._look = look
+        self._list_files = look
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
 
     async def readings(self) -> AsyncGenerator[Reading]:
         while True:
             began = self._clock.now()
-            value = await self._looked()
+            value = await self._poll_once()
             now = self._clock.now()
             yield make_reading(value, now)
             await self._clock.sleep(compute_poll_rest(self._period(), self._clock.now() - began))
 
-    async def _looked(self) -> Any:
+    async def _poll_once(self) -> Any:
         try:
             async with asyncio.timeout(self._spec.timeout / SECOND):
-                return await self._look()
+                return await self._list_files()
         except TimeoutError:
             raise SensorFailed(f"There was no answer within {self._spec.timeout / SECOND:g} s.") from None
 
     def _period(self) -> int:
         interval = max(self._spec.interval, MIN_POLLING_INTERVAL)
-        return interval + round(self._chance.random() * self._spec.jitter * interval)
+        return interval + round(self._rng.random() * self._spec.jitter * interval)
 
 
 def compute_poll_rest(period: int, elapsed: int) -> int:
@@ -140,7 +140,7 @@ class Target:
         self._tls = tls
 
     @asynccontextmanager
-    async def opened(
+    async def open(
         self, headers: Mapping[str, str], ours: Mapping[str, bytes] = NO_HEADERS
     ) -> AsyncGenerator["Response"]:
         """GET the URL and yield the answer with its body unread. Raises NoAnswer, also for that body.
@@ -156,7 +156,7 @@ class Target:
             self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
             transport = AsyncHTTPTransport(verify=self._tls, trust_env=False, socket_options=_keep_alive(self._timeout))
             async with AsyncClient(transport=transport, trust_env=False, timeout=None) as client:
-                response = await self._answered(client, url, _headers(headers, ours))
+                response = await self._send(client, url, _headers(headers, ours))
                 try:
                     yield response
                 finally:
@@ -169,14 +169,14 @@ class Target:
         except (TransportError, StreamError) as error:
             raise NoAnswer(type(error).__name__, f"{host} cannot be read: {_describe_error(error)}.") from error
 
-    async def _answered(self, client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
+    async def _send(self, client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
         try:
             async with asyncio.timeout(self._timeout / SECOND):
                 home = url
                 for _ in range(MOST_REDIRECTS + 1):
                     response = await client.send(client.build_request("GET", url, headers=headers), stream=True)
                     if response.status_code not in _REDIRECTS or "location" not in response.headers:
-                        return await _demand_usable(response, home.host)
+                        return await _require_usable(response, home.host)
                     await response.aclose()
                     url = url.join(response.headers["location"])
                     if _origin(url) != _origin(home):
@@ -201,20 +201,22 @@ def parse_web_url(text: str) -> "URL":
     return url
 
 
-async def _demand_usable(response: "Response", host: str) -> "Response":
+async def _require_usable(response: "Response", host: str) -> "Response":
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if response.status_code in _OK and encoding in {"", "identity"}:
         return response
     await response.aclose()
     if response.status_code in _OK:
         raise NoAnswer("Encoded", f"{host} sends a compressed answer, though it was asked not to.")
-    said = f"{response.status_code} {response.reason_phrase}".strip()
-    raise NoAnswer("HttpError", f"{host} answered {said}.", _retry_after(response))
+    text = f"{response.status_code} {response.reason_phrase}".strip()
+    raise NoAnswer("HttpError", f"{host} answered {text}.", _retry_after(response))
 
 
 def _retry_after(response: "Response") -> int | None:
-    asked = response.headers.get("retry-after", "").strip()
-    return int(asked) * SECOND if asked.isascii() and asked.isdigit() and len(asked) < len("1000000") else None
+    question = response.headers.get("retry-after", "").strip()
+    return (
+        int(question) * SECOND if question.isascii() and question.isdigit() and len(question) < len("1000000") else None
+    )
 
 
 def _headers(given: Mapping[str, str], more: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
@@ -286,7 +288,7 @@ class Fetch:
         headers = cast("Mapping[str, str]", substitute_secrets(self._headers, permit.reveal))
         seconds = self.spec.timeout / SECOND
         try:
-            async with asyncio.timeout(seconds), self._target.opened(headers) as response:
+            async with asyncio.timeout(seconds), self._target.open(headers) as response:
                 return Output(await _text(response))
         except TimeoutError:
             raise Failed("Timeout", f"The answer was not complete within {seconds:g} s.") from None

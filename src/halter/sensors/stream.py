@@ -63,7 +63,7 @@ class SseParser:
             return []
         self._after_cr = piece.endswith(b"\r")
         *ended, begun = _LINE_ENDS.split(piece)
-        events = [event for line in ended if (event := self._ended(line)) is not None]
+        events = [event for line in ended if (event := self._end_event(line)) is not None]
         self._continue(begun)
         return events
 
@@ -72,7 +72,7 @@ class SseParser:
         if self._size + len(self._line) > LARGEST_READING:
             raise SensorFailed(explain_too_large("An event of the stream"))
 
-    def _ended(self, rest: bytes) -> ServerSentEvent | None:
+    def _end_event(self, rest: bytes) -> ServerSentEvent | None:
         self._continue(rest)
         line = bytes(self._line)
         self._line.clear()
@@ -103,14 +103,14 @@ class SseParser:
 _TOO_BIG: Final = 1009
 
 
-async def receive_messages(url: str, headers: Mapping[str, str], patience: int) -> AsyncGenerator[str]:
+async def receive_messages(url: str, headers: Mapping[str, str], max_wait: int) -> AsyncGenerator[str]:
     """Listen until the server closes cleanly. Raises SensorFailed.
 
     The patience is for the connection, and for each ping that proves a silent connection alive.
     """
     from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-    async with _open_connection(url, headers, patience / SECOND) as connection:
+    async with _open_connection(url, headers, max_wait / SECOND) as connection:
         while True:
             try:
                 message = await connection.recv()
@@ -213,15 +213,15 @@ class _Events:
         """Listen to one stream to its end; the next one continues after its last event."""
         self.retry_after = self._retry
         try:
-            async with self._target.opened(self._headers, self._asking()) as response:
+            async with self._target.open(self._headers, self._asking()) as response:
                 host = response.url.host
                 if response.status_code == _NO_CONTENT:
                     self.retry_after = DAY
                     raise SensorFailed(f"{host} answered 204: it says that there is nothing to listen to any more.")
                 kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if response.status_code != _OK or kind != "text/event-stream":
-                    said = f"{response.status_code} with {kind[:100] or 'no content type'}"
-                    raise SensorFailed(f"{host} sends no server-sent events, but {said}: look at the address.")
+                    text = f"{response.status_code} with {kind[:100] or 'no content type'}"
+                    raise SensorFailed(f"{host} sends no server-sent events, but {text}: look at the address.")
                 async with aclosing(self._events(response)) as events:
                     async for each in events:
                         yield each

@@ -17,7 +17,7 @@ from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.public_json import declare_decimal_numbers
 from halter.core.text import clean
-from halter.operations.desk import CLEANED, Operation, wrong
+from halter.operations.desk import CLEANED, Operation, fail_invalid
 from halter.operations.registry import OPERATIONS, READS, WRITES
 from halter.runtime.triggers import Delivery, HookAccepted, WebhookReceiver
 from halter.server.middleware import TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
@@ -32,7 +32,7 @@ _REF: Final = "#/components/schemas/{name}"
 _BOOLS: Final = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "false", "off": "false"}
 
 
-def new_api() -> FastAPI:
+def make_api() -> FastAPI:
     """Makes the API: routes, streams and error responses."""
     api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     add_errors(api)
@@ -43,7 +43,7 @@ def new_api() -> FastAPI:
 
 def description() -> dict[str, Any]:
     """Returns the OpenAPI description without a server."""
-    return new_api().openapi()
+    return make_api().openapi()
 
 
 @cache
@@ -52,7 +52,7 @@ def _make_schemas() -> tuple[Sequence[Any], Mapping[str, Any], Mapping[str, Any]
     kinds = [*(each.result for each in OPERATIONS), Error]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     _, inputs = msgspec.json.schema_components([each.parameters for each in OPERATIONS], ref_template=_REF)
-    typed = {name: _with_types(each) for name, each in inputs.items()}
+    typed = {name: _add_types(each) for name, each in inputs.items()}
     return declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components), typed
 
 
@@ -73,32 +73,34 @@ def _add_routes(api: FastAPI) -> None:
                 "security": [{"token": []}],
                 "x-role": operation.role,
                 "x-command": operation.command,
-                **_taken(operation, taken),
+                **_describe_parameters(operation, taken),
             },
         )
     parts = {operation.parameters.__name__ for operation in OPERATIONS}
-    api.openapi = _described(api, {**{name: each for name, each in inputs.items() if name not in parts}, **components})
+    api.openapi = _make_openapi(
+        api, {**{name: each for name, each in inputs.items() if name not in parts}, **components}
+    )
 
 
-def _with_types(schema: dict[str, Any]) -> dict[str, Any]:
+def _add_types(schema: dict[str, Any]) -> dict[str, Any]:
     fields = schema.get("properties", {})
     typed = {name: {"type": "string", **field} if "enum" in field else field for name, field in fields.items()}
     return {**schema, "properties": typed}
 
 
-def _taken(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_parameters(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Describes parameters: those in the path, and the rest in the query or, for a write, in the body."""
     fields, needed = schema.get("properties", {}), schema.get("required", ())
     named = [
-        {"name": name, "in": "path" if name in operation.in_path else "query", "required": name in needed}
+        {"name": name, "in": "path" if name in operation.path_parameters else "query", "required": name in needed}
         | ({"description": about} if (about := field.get("description")) else {})
         | {"schema": field}
         for name, field in fields.items()
-        if name in operation.in_path or not operation.writes
+        if name in operation.path_parameters or not operation.writes
     ]
     if not operation.writes:
         return {"parameters": named}
-    inside = {name: field for name, field in fields.items() if name not in operation.in_path}
+    inside = {name: field for name, field in fields.items() if name not in operation.path_parameters}
     body = {
         "type": "object",
         "properties": inside,
@@ -113,15 +115,15 @@ def _taken(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        desk = make_request_desk(request)
-        desk.demand_role(operation.role, operation.summary[:1].lower() + operation.summary[1:])
+        actor = make_request_desk(request)
+        actor.require_role(operation.role, operation.summary[:1].lower() + operation.summary[1:])
         parameters = msgspec.structs.asdict(await _parameters(operation, request))
         if operation.lines:
-            rows = operation.run(desk, **parameters)
+            rows = operation.run(actor, **parameters)
             first = await anext(rows, None)
             headers = {"Content-Disposition": f'attachment; filename="{operation.lines}"'}
             return StreamingResponse(_lines(first, rows), 200, headers, LINES)
-        return Response(encode_answer(await operation.run(desk, **parameters)), media_type=JSON)
+        return Response(encode_answer(await operation.run(actor, **parameters)), media_type=JSON)
 
     return handle
 
@@ -140,8 +142,10 @@ async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
     names = operation.parameters.__struct_fields__
     if operation.writes:
         given = await _body(request)
-        if operation.in_path & given.keys():
-            wrong(f"{', '.join(sorted(operation.in_path & given.keys()))} stands in the path, and not in the body.")
+        if operation.path_parameters & given.keys():
+            fail_invalid(
+                f"{', '.join(sorted(operation.path_parameters & given.keys()))} stands in the path, and not in the body."
+            )
     else:
         given = {name: text for name, text in request.query_params.items() if name in names}
         for field in msgspec.structs.fields(operation.parameters):
@@ -150,8 +154,8 @@ async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
     try:
         made = msgspec.convert({**given, **request.path_params}, operation.parameters, strict=operation.writes)
     except (msgspec.ValidationError, RecursionError) as error:
-        wrong(f"{error}.")
-    _demand_text(made)
+        fail_invalid(f"{error}.")
+    _require_storable_text(made)
     return made
 
 
@@ -165,21 +169,21 @@ async def _body(request: Request) -> dict[str, Any]:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON and not kind.endswith("+json"):
-        wrong("The body is to be JSON, with the header `Content-Type: application/json`.")
+        fail_invalid("The body is to be JSON, with the header `Content-Type: application/json`.")
     try:
         return msgspec.convert(json.loads(data), dict[str, Any] | None) or {}
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        wrong(f"The body cannot be read as a JSON object: {error}.")
+        fail_invalid(f"The body cannot be read as a JSON object: {error}.")
 
 
-def _demand_text(given: msgspec.Struct) -> None:
+def _require_storable_text(given: msgspec.Struct) -> None:
     """Rejects characters that no store keeps, except where they are replaced later."""
     for field in msgspec.structs.fields(given):
         value = getattr(given, field.name)
         if isinstance(value, msgspec.Struct):
-            _demand_text(value)
+            _require_storable_text(value)
         elif isinstance(value, str) and clean(value) != value and not _is_cleaned(field.type):
-            wrong(f"{field.name} holds characters that are no text.")
+            fail_invalid(f"{field.name} holds characters that are no text.")
 
 
 def _is_cleaned(kind: Any) -> bool:
@@ -187,7 +191,7 @@ def _is_cleaned(kind: Any) -> bool:
     return any(isinstance(each, msgspec.Meta) and CLEANED in (each.extra or ()) for each in about)
 
 
-def _described(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+def _make_openapi(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
             made = get_openapi(title=api.title, version=api.version, description=__doc__, routes=api.routes)
@@ -223,19 +227,19 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
     from fastapi.responses import JSONResponse
 
     async def receive(agent: str, name: str, request: Request) -> JSONResponse:
-        hooks, said = find(), request.headers.get("authorization", "")
-        token = said[len(BEARER_PREFIX) :].strip() if said.lower().startswith(BEARER_PREFIX) else ""
-        place, shown, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
-        if wait := tried.wait(place, shown, now):
+        hooks, text = find(), request.headers.get("authorization", "")
+        token = text[len(BEARER_PREFIX) :].strip() if text.lower().startswith(BEARER_PREFIX) else ""
+        origin, shown, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
+        if wait := tried.find_delay(origin, shown, now):
             return JSONResponse({"error": TOO_MANY_REQUESTS}, 429, {"Retry-After": str(max(1, -(-wait // SECOND)))})
-        most = hooks.most_bytes(agent, name, token)
-        if most:
-            tried.right(place, shown)
+        limit = hooks.max_bytes(agent, name, token)
+        if limit:
+            tried.right(origin, shown)
         else:
-            tried.wrong(place, shown, now)
+            tried.count_failure(origin, shown, now)
         try:
             async with asyncio.timeout(UPLOAD_TIMEOUT / SECOND):
-                body = await _hook_body(request, most + 1) if most else b""
+                body = await _hook_body(request, limit + 1) if limit else b""
         except TimeoutError:
             return JSONResponse({"error": "The body was too long in coming."}, 408, {"Connection": "close"})
         content = request.headers.get("content-type", "")
@@ -252,14 +256,14 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
     api.post("/hooks/{agent}/{name}", response_model=None, include_in_schema=False)(receive)
 
 
-async def _hook_body(request: Any, most: int) -> bytes:
+async def _hook_body(request: Any, limit: int) -> bytes:
     """Reads a body; of one that is too long, no more than shows that."""
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) >= most:
+        if len(body) >= limit:
             break
-    return body[:most]
+    return body[:limit]
 
 
 async def serve_hooks(hooks: WebhookReceiver, host: str = HOST, port: int = PORT) -> None:

@@ -31,7 +31,7 @@ from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.core.ids import PERSON_NAME, may_decide
 from halter.core.vocabulary import SignOnRefusal
-from halter.operations.desk import ROLES, Role, Who
+from halter.operations.desk import ROLES, Principal, Role
 from halter.settings import find_logins_file
 
 _OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -63,7 +63,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror or error}.") from error
 
     @contextmanager
-    def alone(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Locks the file's folder, so that of two concurrent changes none is lost."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,12 +85,12 @@ class PrivateFile:
         return (about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_mode)
 
 
-def _fill(written: Path, file: int, data: bytes, place: Path) -> None:
+def _fill(written: Path, file: int, data: bytes, path: Path) -> None:
     try:
         with open(file, "wb", closefd=False) as out:
             out.write(data)
         os.fsync(file)
-        written.replace(place)
+        written.replace(path)
     except OSError:
         written.unlink(missing_ok=True)
         raise
@@ -113,11 +113,11 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agents: tuple[str, ...] = ()
 
     @property
-    def who(self) -> Who:
-        return Who(self.name, self.role, self.agents)
+    def principal(self) -> Principal:
+        return Principal(self.name, self.role, self.agents)
 
 
-def new_secret(randomly: Callable[[int], bytes] = secrets.token_bytes) -> str:
+def make_secret(randomly: Callable[[int], bytes] = secrets.token_bytes) -> str:
     return PREFIX + base64.urlsafe_b64encode(randomly(_BYTES)).decode().rstrip("=")
 
 
@@ -167,7 +167,7 @@ class TokenFile:
 
     def add(self, token: Token) -> None:
         """Adds a token. Raises ConfigError if the name is taken."""
-        with self._file.alone():
+        with self._file.lock():
             tokens = self.tokens()
             if any(each.name == token.name for each in tokens):
                 raise ConfigError(
@@ -177,7 +177,7 @@ class TokenFile:
 
     def remove(self, name: str) -> bool:
         """Removes a token at once; returns whether it was there."""
-        with self._file.alone():
+        with self._file.lock():
             tokens = self.tokens()
             self._file.write({"tokens": [token for token in tokens if token.name != name]})
             return any(token.name == name for token in tokens)
@@ -186,12 +186,12 @@ class TokenFile:
         return self._file.state()
 
 
-class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StoredTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: tuple[Token, ...]
 
 
 def _decode_tokens(data: bytes) -> tuple[Token, ...]:
-    tokens = msgspec.json.decode(data, type=_Kept).tokens
+    tokens = msgspec.json.decode(data, type=_StoredTokens).tokens
     for token in tokens:
         if not NAME.fullmatch(token.name) or not re.fullmatch(r"[0-9a-f]{64}", token.digest):
             raise ValueError(f"the token {token.name!r} is none that Halter made")
@@ -209,7 +209,7 @@ class Keyring:
         self._file = file
         self._extra = tuple(extra)
         self._state: tuple[int, ...] | None = None
-        self._kept: tuple[Token, ...] = ()
+        self._tokens: tuple[Token, ...] = ()
 
     @property
     def logins_file(self) -> Path | None:
@@ -218,11 +218,11 @@ class Keyring:
 
     def tokens(self) -> tuple[Token, ...]:
         if self._file is not None and (state := self._file.state()) != self._state:
-            self._kept, self.problem = _read(self._file)
+            self._tokens, self.problem = _read(self._file)
             self._state = state
-        return (*self._extra, *self._kept)
+        return (*self._extra, *self._tokens)
 
-    def counts(self, token: Token) -> bool:
+    def is_valid(self, token: Token) -> bool:
         return token in self.tokens()
 
 
@@ -287,8 +287,8 @@ class Logins:
         self._file = None if path is None else PrivateFile(path)
         self._randomly = randomly
         self._state: tuple[int, ...] | None = None
-        self._kept: Mapping[str, Login] = {}
-        self._ended: dict[str, int] = {}
+        self._logins: Mapping[str, Login] = {}
+        self._ended_at: dict[str, int] = {}
         self._writing = asyncio.Lock()
         self.changed = asyncio.Event()
         """Set, and replaced, whenever a login ends here: open streams check again."""
@@ -296,10 +296,10 @@ class Logins:
     def current(self) -> Mapping[str, Login]:
         """Returns the logins by digest; a file that cannot be read or trusted counts as empty."""
         if self._file is not None and (state := self._file.state()) != self._state:
-            self._kept, self._state = self._select_valid(_read_logins(self._file)), state
-        return self._kept
+            self._logins, self._state = self._select_valid(_read_logins(self._file)), state
+        return self._logins
 
-    async def begin(self, token: Token, now: int) -> str:
+    async def start_login(self, token: Token, now: int) -> str:
         """Starts a login and returns the key for the browser. Raises ConfigError where it cannot be saved."""
         return await self._begin(now, token.name, digest_token_fields(token), LOGIN_LIFETIME)
 
@@ -318,9 +318,9 @@ class Logins:
         gone = self.current().get(digest_login_key(key))
         if gone is None:
             return
-        self._ended = {digest: until for digest, until in self._ended.items() if until > now}
-        self._ended[gone.digest] = gone.until
-        self._kept = self._select_valid(self._kept)
+        self._ended_at = {digest: until for digest, until in self._ended_at.items() if until > now}
+        self._ended_at[gone.digest] = gone.until
+        self._logins = self._select_valid(self._logins)
         self.changed.set()
         self.changed = asyncio.Event()
         await self._change(lambda logins: [login for login in logins if login.digest != gone.digest])
@@ -329,13 +329,13 @@ class Logins:
         return {
             digest: login
             for digest, login in logins.items()
-            if digest not in self._ended and (login.person is None or login.bound_to == self._sign_on)
+            if digest not in self._ended_at and (login.person is None or login.bound_to == self._sign_on)
         }
 
     async def _change(self, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
         async with self._writing:
             if self._file is None:
-                self._kept = _by_digest(change(tuple(self._kept.values())))
+                self._logins = _by_digest(change(tuple(self._logins.values())))
             else:
                 # Disks are slow, and agents must not wait for them.
                 await asyncio.to_thread(_rewrite, self._file, change)
@@ -350,7 +350,7 @@ def append_login(logins: Sequence[Login], login: Login, now: int) -> Sequence[Lo
 
 
 def _rewrite(file: PrivateFile, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
-    with file.alone():
+    with file.lock():
         file.write({"logins": change(tuple(_read_logins(file).values()))})
 
 
@@ -484,7 +484,7 @@ IdentifyByProxy = Callable[[IncomingRequest, int], Allowed | AuthRejected | None
 
 
 def authorize_request(
-    asked: IncomingRequest,
+    request: IncomingRequest,
     door: ServerNames,
     tokens: Sequence[Token],
     logins: Mapping[str, Login],
@@ -492,43 +492,48 @@ def authorize_request(
     by_proxy: IdentifyByProxy = lambda _, __: None,
 ) -> Allowed | AuthRejected:
     """Decides whether a request is let in, and as whom."""
-    against = _check_address(asked, door)
+    against = _check_address(request, door)
     if against is not None:
         return against
-    who = _identify_caller(asked, door, tokens, logins, now)
-    if not asked.all("authorization") and not (isinstance(who, Allowed) and who.token) and not is_free(asked):
-        who = by_proxy(asked, now) or who
-    if isinstance(who, AuthRejected) or who.token is None:
-        if not is_free(asked):
+    principal = _identify_caller(request, door, tokens, logins, now)
+    if (
+        not request.all("authorization")
+        and not (isinstance(principal, Allowed) and principal.token)
+        and not is_free(request)
+    ):
+        principal = by_proxy(request, now) or principal
+    if isinstance(principal, AuthRejected) or principal.token is None:
+        if not is_free(request):
             return _redirect_to_login(
-                asked, who if isinstance(who, AuthRejected) else AuthRejected(401, _explain_no_token(asked))
+                request,
+                principal if isinstance(principal, AuthRejected) else AuthRejected(401, _explain_no_token(request)),
             )
-        who = Allowed()
-    if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.login is not None or bool(who.until)):
+        principal = Allowed()
+    if not _is_ours(request) and _needs_origin(request, by_cookie=principal.login is not None or bool(principal.until)):
         return AuthRejected(403, FOREIGN_ORIGIN)
-    return who
+    return principal
 
 
-def is_free(asked: IncomingRequest) -> bool:
+def is_free(request: IncomingRequest) -> bool:
     """Whether a request needs no token: login, health check, and deliveries, which have tokens of their own."""
-    if asked.kind != "http":
+    if request.kind != "http":
         return False
-    if asked.method == "POST":
-        return asked.path == LOGIN or _HOOK.fullmatch(asked.path) is not None
-    return asked.method == "GET" and asked.path in _FREE_PAGES
+    if request.method == "POST":
+        return request.path == LOGIN or _HOOK.fullmatch(request.path) is not None
+    return request.method == "GET" and request.path in _FREE_PAGES
 
 
-def _check_address(asked: IncomingRequest, door: ServerNames) -> AuthRejected | None:
-    hosts, origins = asked.all("host"), asked.all("origin")
+def _check_address(request: IncomingRequest, door: ServerNames) -> AuthRejected | None:
+    hosts, origins = request.all("host"), request.all("origin")
     if len(hosts) != 1:
         return AuthRejected(400, "A request needs exactly one Host.")
     if hosts[0].lower() not in door.hosts:
         return AuthRejected(421, UNKNOWN_SERVER_NAME)
     if len(origins) > 1 or not all(_is_allowed(origin, door) for origin in origins):
         return AuthRejected(403, FOREIGN_ORIGIN)
-    if asked.kind == "http" and asked.method not in METHODS:
+    if request.kind == "http" and request.method not in METHODS:
         return AuthRejected(405, "This way of asking is not known here.")
-    if not _is_ours_or_a_visit(asked):
+    if not _is_ours_or_a_visit(request):
         return AuthRejected(403, FOREIGN_ORIGIN)
     return None
 
@@ -538,48 +543,48 @@ def _is_allowed(origin: str, door: ServerNames) -> bool:
     return bool(separator) and scheme in {"http", "https"} and host in door.hosts
 
 
-def _is_ours_or_a_visit(asked: IncomingRequest) -> bool:
+def _is_ours_or_a_visit(request: IncomingRequest) -> bool:
     """Whether a browser says that our page asks, or that a person opens a page; programs say nothing.
 
     To a browser, other ports of this machine are the same site: their pages get our cookie.
     """
-    sites = asked.all("sec-fetch-site")
+    sites = request.all("sec-fetch-site")
     if len(sites) > 1:
         return False
     if not sites or sites[0] in {"same-origin", "none"}:
         return True
-    visit = asked.first("sec-fetch-mode") == "navigate" and asked.first("sec-fetch-dest") == "document"
-    return asked.kind == "http" and asked.method == "GET" and visit and not _is_under(API, asked.path)
+    visit = request.first("sec-fetch-mode") == "navigate" and request.first("sec-fetch-dest") == "document"
+    return request.kind == "http" and request.method == "GET" and visit and not _is_under(API, request.path)
 
 
 def _is_under(root: str, path: str) -> bool:
     return path == root or path.startswith(f"{root}/")
 
 
-def _needs_origin(asked: IncomingRequest, *, by_cookie: bool) -> bool:
+def _needs_origin(request: IncomingRequest, *, by_cookie: bool) -> bool:
     """Whether the request must prove that our page sent it: wherever a browser adds credentials by itself."""
-    if asked.kind == "websocket":
+    if request.kind == "websocket":
         return by_cookie
-    return asked.method not in _READS and (by_cookie or asked.path in {LOGIN, LOGOUT})
+    return request.method not in _READS and (by_cookie or request.path in {LOGIN, LOGOUT})
 
 
-def _is_ours(asked: IncomingRequest) -> bool:
+def _is_ours(request: IncomingRequest) -> bool:
     """Whether our page sent the request; a present Origin was checked before."""
-    return bool(asked.all("origin")) or (asked.kind == "http" and asked.first("sec-fetch-site") == "same-origin")
+    return bool(request.all("origin")) or (request.kind == "http" and request.first("sec-fetch-site") == "same-origin")
 
 
 def _identify_caller(
-    asked: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+    request: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
 ) -> Allowed | AuthRejected:
-    said, cookies = asked.all("authorization"), find_cookies(asked.all("cookie"), door.cookie)
-    if is_free(asked) and _HOOK.fullmatch(asked.path):
+    texts, cookies = request.all("authorization"), find_cookies(request.all("cookie"), door.cookie)
+    if is_free(request) and _HOOK.fullmatch(request.path):
         # A delivery has a token of its own, which the webhook checks.
         return Allowed()
-    if len(said) > 1 or len(cookies) > 1:
+    if len(texts) > 1 or len(cookies) > 1:
         return AuthRejected(400, "Say once who you are.")
-    bearer = _find_bearer_token(said[0], tokens) if said else None
+    bearer = _find_bearer_token(texts[0], tokens) if texts else None
     login = find_login(cookies[0], logins, tokens, now) if cookies else None
-    if said and bearer is None:
+    if texts and bearer is None:
         return AuthRejected(401, WRONG_TOKEN, wrong="token")
     if cookies and login is None:
         return AuthRejected(401, LOGIN_ENDED, wrong="cookie")
@@ -588,19 +593,19 @@ def _identify_caller(
     return Allowed(bearer) if login is None else Allowed(*login)
 
 
-def _find_bearer_token(said: str, tokens: Sequence[Token]) -> Token | None:
-    return find_token(tokens, said[len(_BEARER) :]) if said.lower().startswith(_BEARER) else None
+def _find_bearer_token(text: str, tokens: Sequence[Token]) -> Token | None:
+    return find_token(tokens, text[len(_BEARER) :]) if text.lower().startswith(_BEARER) else None
 
 
-def _explain_no_token(asked: IncomingRequest) -> str:
-    names = {name.lower() for name, _ in parse_qsl(asked.query.decode("latin-1"), keep_blank_values=True)}
+def _explain_no_token(request: IncomingRequest) -> str:
+    names = {name.lower() for name, _ in parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)}
     return TOKEN_IN_ADDRESS if names & {"token", "access_token"} else NO_TOKEN
 
 
-def _redirect_to_login(asked: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
+def _redirect_to_login(request: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
     """Redirects people to the login page; programs get the error."""
-    page = asked.kind == "http" and asked.method == "GET" and "text/html" in asked.first("accept")
-    return msgspec.structs.replace(rejected, to_login=page and not _is_under(API, asked.path))
+    page = request.kind == "http" and request.method == "GET" and "text/html" in request.first("accept")
+    return msgspec.structs.replace(rejected, to_login=page and not _is_under(API, request.path))
 
 
 def find_cookies(headers: Sequence[str], name: str) -> list[str]:
@@ -609,10 +614,10 @@ def find_cookies(headers: Sequence[str], name: str) -> list[str]:
     return [value for key, _, value in pairs if key == name]
 
 
-def find_shown_token(asked: IncomingRequest) -> str:
+def find_shown_token(request: IncomingRequest) -> str:
     """Returns the Authorization header; "" without one, or where the path takes tokens of its own."""
-    return "" if is_free(asked) else asked.first("authorization")
+    return "" if is_free(request) else request.first("authorization")
 
 
-def find_shown_cookie(asked: IncomingRequest, door: ServerNames) -> str:
-    return "" if is_free(asked) else next(iter(find_cookies(asked.all("cookie"), door.cookie)), "")
+def find_shown_cookie(request: IncomingRequest, door: ServerNames) -> str:
+    return "" if is_free(request) else next(iter(find_cookies(request.all("cookie"), door.cookie)), "")

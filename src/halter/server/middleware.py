@@ -69,46 +69,46 @@ class Bucket(msgspec.Struct, frozen=True):
     at: int
 
 
-def take_from_bucket(bucket: Bucket | None, most: int, now: int) -> tuple[Bucket, int]:
+def take_from_bucket(bucket: Bucket | None, limit: int, now: int) -> tuple[Bucket, int]:
     """Takes one from a bucket; returns how long to wait where none is left, or 0."""
-    left = float(most) if bucket is None else compute_bucket_level(bucket, most, now)
+    left = float(limit) if bucket is None else compute_bucket_level(bucket, limit, now)
     if left < 1:
-        return Bucket(left, now), max(1, round((1 - left) * MINUTE / most))
+        return Bucket(left, now), max(1, round((1 - left) * MINUTE / limit))
     return Bucket(left - 1, now), 0
 
 
-def compute_bucket_level(bucket: Bucket, most: int, now: int) -> float:
+def compute_bucket_level(bucket: Bucket, limit: int, now: int) -> float:
     """Returns how much is left by now. A clock that was set back takes nothing away."""
-    return min(float(most), bucket.left + max(0, now - bucket.at) * most / MINUTE)
+    return min(float(limit), bucket.left + max(0, now - bucket.at) * limit / MINUTE)
 
 
 class RateLimiters:
     """Token buckets by name."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._buckets: dict[str, Bucket] = {}
 
-    def wait(self, name: str, now: int) -> int:
+    def take(self, name: str, now: int) -> int:
         """Takes one; returns how long to wait if none was left."""
-        self._buckets[name], wait = take_from_bucket(self._buckets.get(name), self._most, now)
+        self._buckets[name], wait = take_from_bucket(self._buckets.get(name), self._limit, now)
         if len(self._buckets) > MAX_BUCKETS:
-            self._buckets = dict(self._kept(now))
+            self._buckets = dict(self._list_not_full(now))
         return wait
 
     def is_spent(self, name: str, now: int) -> int:
         """Returns how long to wait, without taking one."""
         bucket = self._buckets.get(name)
-        return 0 if bucket is None else take_from_bucket(bucket, self._most, now)[1]
+        return 0 if bucket is None else take_from_bucket(bucket, self._limit, now)[1]
 
-    def remembered(self) -> int:
+    def count_buckets(self) -> int:
         return len(self._buckets)
 
-    def _kept(self, now: int) -> Mapping[str, Bucket]:
+    def _list_not_full(self, now: int) -> Mapping[str, Bucket]:
         wanting = {
             name: each
             for name, each in self._buckets.items()
-            if compute_bucket_level(each, self._most, now) < self._most
+            if compute_bucket_level(each, self._limit, now) < self._limit
         }
         return dict(list(wanting.items())[-MAX_BUCKETS // 2 :])
 
@@ -119,22 +119,22 @@ class OpenStreams:
     def __init__(self, each: int, together: int) -> None:
         self._each = each
         self._together = together
-        self._counts: dict[str, int] = {}
+        self._open_counts: dict[str, int] = {}
 
     def enter(self, name: str) -> bool:
         """Counts one more, if the limits allow it."""
-        if self._counts.get(name, 0) >= self._each or sum(self._counts.values()) >= self._together:
+        if self._open_counts.get(name, 0) >= self._each or sum(self._open_counts.values()) >= self._together:
             return False
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._open_counts[name] = self._open_counts.get(name, 0) + 1
         return True
 
     def leave(self, name: str) -> None:
-        self._counts[name] -= 1
-        if not self._counts[name]:
-            del self._counts[name]
+        self._open_counts[name] -= 1
+        if not self._open_counts[name]:
+            del self._open_counts[name]
 
     def count(self) -> int:
-        return sum(self._counts.values())
+        return sum(self._open_counts.values())
 
 
 MAX_PROVEN_TOKENS: Final = 10_000
@@ -157,8 +157,8 @@ def locate_client(peer: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> Cli
     address = _address(peer)
     if address is None or not address.is_loopback:
         return ClientOrigin(_network(peer), _network(peer))
-    said = [value.decode("latin-1") for name, value in headers if name.lower() == FORWARDED_HEADER]
-    last = said[-1].rpartition(",")[2].strip() if said else ""
+    texts = [value.decode("latin-1") for name, value in headers if name.lower() == FORWARDED_HEADER]
+    last = texts[-1].rpartition(",")[2].strip() if texts else ""
     return ClientOrigin(_network(peer), _network(last if _address(last) is not None else peer))
 
 
@@ -189,40 +189,40 @@ def digest_shown(shown: str) -> str:
 class Attempts:
     """Counts wrong tokens by origin, and remembers valid ones."""
 
-    def __init__(self, most: int) -> None:
-        self._origins = RateLimiters(most)
-        self._peers = RateLimiters(PROXY_FACTOR * most)
-        self._sites = RateLimiters(PROXY_FACTOR * most)
+    def __init__(self, limit: int) -> None:
+        self._origins = RateLimiters(limit)
+        self._peers = RateLimiters(PROXY_FACTOR * limit)
+        self._sites = RateLimiters(PROXY_FACTOR * limit)
         self._proven: dict[tuple[str, str], None] = {}
 
-    def wait(self, place: ClientOrigin, shown: str, now: int) -> int:
+    def find_delay(self, origin: ClientOrigin, shown: str, now: int) -> int:
         """Returns how long until a token is checked; 0 is now."""
-        if (place.origin, digest_shown(shown)) in self._proven:
+        if (origin.origin, digest_shown(shown)) in self._proven:
             return 0
-        through_proxy = 0 if place.origin == place.peer else self._peers.is_spent(place.peer, now)
-        site = _find_ipv6_site(place.origin)
+        through_proxy = 0 if origin.origin == origin.peer else self._peers.is_spent(origin.peer, now)
+        site = _find_ipv6_site(origin.origin)
         from_site = self._sites.is_spent(site, now) if site else 0
-        return self._origins.is_spent(place.origin, now) or through_proxy or from_site
+        return self._origins.is_spent(origin.origin, now) or through_proxy or from_site
 
-    def wrong(self, place: ClientOrigin, shown: str, now: int) -> None:
+    def count_failure(self, origin: ClientOrigin, shown: str, now: int) -> None:
         """Counts a wrong token, also where it was valid before."""
-        self._proven.pop((place.origin, digest_shown(shown)), None)
-        self._origins.wait(place.origin, now)
-        if place.origin != place.peer:
-            self._peers.wait(place.peer, now)
-        if site := _find_ipv6_site(place.origin):
-            self._sites.wait(site, now)
+        self._proven.pop((origin.origin, digest_shown(shown)), None)
+        self._origins.take(origin.origin, now)
+        if origin.origin != origin.peer:
+            self._peers.take(origin.peer, now)
+        if site := _find_ipv6_site(origin.origin):
+            self._sites.take(site, now)
 
-    def right(self, place: ClientOrigin, shown: str) -> None:
+    def right(self, origin: ClientOrigin, shown: str) -> None:
         """Remembers a valid token; the newest are kept."""
-        key = (place.origin, digest_shown(shown))
+        key = (origin.origin, digest_shown(shown))
         self._proven.pop(key, None)
         self._proven[key] = None
         if len(self._proven) > MAX_PROVEN_TOKENS:
             del self._proven[next(iter(self._proven))]
 
-    def remembered(self) -> int:
-        return sum(each.remembered() for each in (self._origins, self._peers, self._sites)) + len(self._proven)
+    def count_origins(self) -> int:
+        return sum(each.count_buckets() for each in (self._origins, self._peers, self._sites)) + len(self._proven)
 
 
 AsgiScope = MutableMapping[str, Any]
@@ -275,30 +275,30 @@ class AuthState:
         self.cookies_tried = Attempts(limits.stale)
 
     def judge(
-        self, asked: IncomingRequest, door: ServerNames, place: ClientOrigin, now: int
+        self, request: IncomingRequest, door: ServerNames, origin: ClientOrigin, now: int
     ) -> Allowed | AuthRejected | int:
         """Decides about a request; returns how long to wait where its origin made too many wrong attempts."""
-        verdict = authorize_request(asked, door, self.keys.tokens(), self.logins.current(), now, self._by_proxy)
+        verdict = authorize_request(request, door, self.keys.tokens(), self.logins.current(), now, self._by_proxy)
         if isinstance(verdict, AuthRejected) and not verdict.wrong:
             return verdict
-        shown = ((self.tokens_tried, find_shown_token(asked)), (self.cookies_tried, find_shown_cookie(asked, door)))
-        if wait := max((tried.wait(place, said, now) for tried, said in shown if said), default=0):
+        shown = ((self.tokens_tried, find_shown_token(request)), (self.cookies_tried, find_shown_cookie(request, door)))
+        if wait := max((tried.find_delay(origin, text, now) for tried, text in shown if text), default=0):
             return wait
-        for (tried, said), kind in zip(shown, ("token", "cookie"), strict=True):
+        for (tried, text), kind in zip(shown, ("token", "cookie"), strict=True):
             if isinstance(verdict, AuthRejected) and verdict.wrong == kind:
-                tried.wrong(place, said, now)
-            elif isinstance(verdict, Allowed) and said:
-                tried.right(place, said)
+                tried.count_failure(origin, text, now)
+            elif isinstance(verdict, Allowed) and text:
+                tried.right(origin, text)
         return verdict
 
-    def count(self, who: Allowed, now: int) -> bool:
+    def count(self, principal: Allowed, now: int) -> bool:
         """Whether an authorized caller would still be let in."""
-        login = who.login
-        if who.until:
-            return now < who.until
+        login = principal.login
+        if principal.until:
+            return now < principal.until
         logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
         signed_on = login is not None and login.person is not None
-        return logged_in and who.token is not None and (signed_on or self.keys.counts(who.token))
+        return logged_in and principal.token is not None and (signed_on or self.keys.is_valid(principal.token))
 
 
 RecordRequest = Callable[[Allowed | AuthRejected, str], Awaitable[None]]
@@ -315,16 +315,16 @@ class ServerMiddleware:
         checks: AuthState,
         clock: Clock,
         limits: ServerLimits,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
         record: RecordRequest | None = None,
     ) -> None:
         self._inner = inner
         self._record = record
-        self._door = door
+        self._auth = door
         self._checks = checks
         self._clock = clock
         self._limits = limits
-        self._tell = tell
+        self._report = report
         self._rates = RateLimiters(self._limits.requests)
         self._pages = RateLimiters(self._limits.pages)
         self.open = OpenStreams(self._limits.streams, self._limits.all_streams)
@@ -336,46 +336,46 @@ class ServerMiddleware:
         if scope["type"] not in {"http", "websocket"}:
             await self._inner(scope, receive, send)
             return
-        asked = parse_scope(scope)
-        out = ResponseFilter(asked, send, self._limits.stall)
+        request = parse_scope(scope)
+        out = ResponseFilter(request, send, self._limits.stall)
         try:
-            await self._answer(asked, scope, receive, out)
+            await self._answer(request, scope, receive, out)
         except Exception as error:  # noqa: BLE001 One request that breaks must not end the others.
-            if out.gone:
+            if out.is_gone:
                 return
-            self._tell(f"{asked.method} {clean(asked.path)} broke: {type(error).__name__}: {clean(str(error))}")
-            if not out.started:
+            self._report(f"{request.method} {clean(request.path)} broke: {type(error).__name__}: {clean(str(error))}")
+            if not out.has_started:
                 await send_refusal(scope, out, AuthRejected(500, INTERNAL_ERROR))
 
-    async def _answer(self, asked: IncomingRequest, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        verdict = self._checks.judge(asked, self._door, locate_scope(scope), self._clock.now())
+    async def _answer(self, request: IncomingRequest, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        verdict = self._checks.judge(request, self._auth, locate_scope(scope), self._clock.now())
         if isinstance(verdict, Allowed):
-            verdict = self._within_rate(asked, verdict)
+            verdict = self._check_rate(request, verdict)
         if self._record is not None and not isinstance(verdict, int):
-            await self._record(verdict, asked.client)
+            await self._record(verdict, request.client)
         match verdict:
             case AuthRejected():
                 await send_refusal(scope, send, verdict)
             case int():
                 await send_refusal(scope, send, AuthRejected(429, TOO_MANY_REQUESTS), verdict)
             case Allowed():
-                scope[WHO_KEY] = None if verdict.token is None else verdict.token.who
-                await self._let_in(asked, verdict, scope, receive, send)
+                scope[WHO_KEY] = None if verdict.token is None else verdict.token.principal
+                await self._serve_allowed(request, verdict, scope, receive, send)
 
-    def _within_rate(self, asked: IncomingRequest, allowed: Allowed) -> Allowed | int:
+    def _check_rate(self, request: IncomingRequest, allowed: Allowed) -> Allowed | int:
         if allowed.token is None:
             return allowed
         name, now = allowed.token.name, self._clock.now()
-        return self._rates.wait(name, now) or (self._pages.wait(name, now) if _is_page(asked) else 0) or allowed
+        return self._rates.take(name, now) or (self._pages.take(name, now) if _is_page(request) else 0) or allowed
 
-    async def _let_in(
-        self, asked: IncomingRequest, who: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    async def _serve_allowed(
+        self, request: IncomingRequest, principal: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         """Passes the request on, its body read to the end."""
-        if who.token is not None and (asked.kind == "websocket" or asked.path == STREAM_PATH):
-            await self._stream(who, who.token.name, scope, receive, send)
+        if principal.token is not None and (request.kind == "websocket" or request.path == STREAM_PATH):
+            await self._stream(principal, principal.token.name, scope, receive, send)
             return
-        if _has_body(asked) and not asked.path.startswith("/hooks/"):
+        if _has_body(request) and not request.path.startswith("/hooks/"):
             whole = await self._body(receive)
             if isinstance(whole, AuthRejected):
                 await send_refusal(scope, send, whole)
@@ -383,30 +383,34 @@ class ServerMiddleware:
             receive = _replay_body(whole, receive)
         await self._inner(scope, receive, send)
 
-    async def _stream(self, who: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+    async def _stream(
+        self, principal: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
         if not self.open.enter(name):
             await send_refusal(
                 scope, send, AuthRejected(429, "Too many streams are open: close one of them."), 10 * SECOND
             )
             return
         try:
-            await self._while_it_counts(who, scope, receive, send)
+            await self._serve_while_valid(principal, scope, receive, send)
         finally:
             self.open.leave(name)
 
-    async def _while_it_counts(self, who: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        running = asyncio.ensure_future(self._inner(scope, self._heard_while_it_counts(who, receive), send))
+    async def _serve_while_valid(
+        self, principal: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        task = asyncio.ensure_future(self._inner(scope, self._receive_while_valid(principal, receive), send))
         closing = asyncio.ensure_future(self.closing.wait())
         changed = asyncio.ensure_future(self._checks.logins.changed.wait())
         try:
-            while not running.done() and not closing.done() and self._counts(who):
+            while not task.done() and not closing.done() and self._is_valid(principal):
                 if changed.done():
                     changed = asyncio.ensure_future(self._checks.logins.changed.wait())
-                waits = {running, closing, changed}
+                waits = {task, closing, changed}
                 await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended = running.done()
-            await cancel_and_wait(running, closing, changed)
+            ended = task.done()
+            await cancel_and_wait(task, closing, changed)
         if not ended and scope["type"] == "websocket":
             code, reason = (
                 (WS_GOING_AWAY, "The server ends.")
@@ -417,18 +421,18 @@ class ServerMiddleware:
                 # The client may be gone.
                 await send({"type": "websocket.close", "code": code, "reason": reason})
 
-    def _heard_while_it_counts(self, who: Allowed, receive: AsgiReceive) -> AsgiReceive:
+    def _receive_while_valid(self, principal: Allowed, receive: AsgiReceive) -> AsgiReceive:
         """Passes on messages only while the caller is authorized."""
 
-        async def heard() -> AsgiMessage:
+        async def receive_valid() -> AsgiMessage:
             message = await receive()
-            ends = message["type"] == "websocket.receive" and not self._counts(who)
+            ends = message["type"] == "websocket.receive" and not self._is_valid(principal)
             return {"type": "websocket.disconnect", "code": WS_POLICY_VIOLATION} if ends else message
 
-        return heard
+        return receive_valid
 
-    def _counts(self, who: Allowed) -> bool:
-        return self._checks.count(who, self._clock.now())
+    def _is_valid(self, principal: Allowed) -> bool:
+        return self._checks.count(principal, self._clock.now())
 
     async def _body(self, receive: AsgiReceive) -> bytes | AuthRejected:
         """Reads a body up to the limit."""
@@ -455,28 +459,28 @@ def parse_scope(scope: AsgiScope) -> IncomingRequest:
     )
 
 
-def _is_page(asked: IncomingRequest) -> bool:
+def _is_page(request: IncomingRequest) -> bool:
     """Whether a request is for a page of the dashboard, not for one of its files."""
     made_of = (API, LOGIN, "/_nicegui")
-    return asked.kind == "http" and asked.method == "GET" and not asked.path.startswith(made_of)
+    return request.kind == "http" and request.method == "GET" and not request.path.startswith(made_of)
 
 
-def _has_body(asked: IncomingRequest) -> bool:
-    length = asked.first("content-length")
-    return asked.kind == "http" and (length not in {"", "0"} or bool(asked.all("transfer-encoding")))
+def _has_body(request: IncomingRequest) -> bool:
+    length = request.first("content-length")
+    return request.kind == "http" and (length not in {"", "0"} or bool(request.all("transfer-encoding")))
 
 
-async def _read_body(receive: AsgiReceive, most: int) -> bytes | None:
+async def _read_body(receive: AsgiReceive, limit: int) -> bytes | None:
     """Reads a body; of one that is too long a little more, since a client that still sends reads no response."""
     body, length = bytearray(), 0
-    while length <= MAX_DRAIN_FACTOR * most:
+    while length <= MAX_DRAIN_FACTOR * limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         length += len(message.get("body", b""))
-        body += message.get("body", b"") if length <= most else b""
+        body += message.get("body", b"") if length <= limit else b""
         if not message.get("more_body", False):
-            return bytes(body) if length <= most else None
+            return bytes(body) if length <= limit else None
     return None
 
 
@@ -484,37 +488,37 @@ def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
     """Returns a receive function that yields the body again."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> AsgiMessage:
+    async def replay() -> AsgiMessage:
         return waiting.pop() if waiting else await receive()
 
-    return again
+    return replay
 
 
 class ResponseFilter:
     """Adds security headers to responses, and drops clients that read nothing."""
 
-    def __init__(self, asked: IncomingRequest, send: AsgiSend, stall: int) -> None:
-        self.started = False
-        self.gone = False
-        self._asked = asked
+    def __init__(self, request: IncomingRequest, send: AsgiSend, stall: int) -> None:
+        self.has_started = False
+        self.is_gone = False
+        self._request = request
         self._send = send
         self._stall = stall
 
     async def __call__(self, message: AsgiMessage) -> None:
         if message["type"] in {"http.response.start", "websocket.http.response.start"}:
-            message = {**message, "headers": _headers(self._asked, message.get("headers", ()))}
-        self.started = True
+            message = {**message, "headers": _headers(self._request, message.get("headers", ()))}
+        self.has_started = True
         try:
             async with asyncio.timeout(self._stall / SECOND):
                 await self._send(message)
         except (TimeoutError, OSError):
-            self.gone = True
+            self.is_gone = True
             raise
 
 
-def _headers(asked: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _headers(request: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Adds our headers, and removes CORS headers."""
-    own = is_free(asked) or asked.path == API or asked.path.startswith(f"{API}/")
+    own = is_free(request) or request.path == API or request.path.startswith(f"{API}/")
     ours = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if own else PAGES_CSP).encode())]
     if own:
         ours.append((b"cache-control", b"no-store"))

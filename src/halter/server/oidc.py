@@ -96,7 +96,7 @@ class OidcSignOn:
         self._connect = connect
         self._randomly = randomly
         self.redirect = oidc.url.rstrip("/") + OIDC_CALLBACK
-        self._known: tuple[_Provider, int] | None = None
+        self._cached_provider: tuple[_Provider, int] | None = None
 
     async def check(self, now: int) -> str:
         """Says why nobody could sign on; nothing where the provider describes itself as it should."""
@@ -106,7 +106,7 @@ class OidcSignOn:
             return str(failed)
         return ""
 
-    async def begin(self, now: int) -> BegunLogin | AuthRejected:
+    async def start_login(self, now: int) -> BegunLogin | AuthRejected:
         try:
             provider = await self._find_provider(now)
         except _SignOnFailed as failed:
@@ -160,8 +160,8 @@ class OidcSignOn:
         return Allowed(Token(name, role, "", 0, agents), account=clean(account))
 
     async def _find_provider(self, now: int) -> _Provider:
-        if self._known is not None and now < self._known[1]:
-            return self._known[0]
+        if self._cached_provider is not None and now < self._cached_provider[1]:
+            return self._cached_provider[0]
         place = f"{self._oidc.issuer.rstrip('/')}/.well-known/openid-configuration"
         try:
             async with await self._open() as client:
@@ -169,12 +169,12 @@ class OidcSignOn:
         except msgspec.DecodeError:
             raise _SignOnFailed(f"{place} does not describe a provider: check `sign_on.oidc.issuer`.") from None
         if found.issuer != self._oidc.issuer:
-            told = clean(found.issuer)
-            raise _SignOnFailed(f"{place} describes {told}: write that as `sign_on.oidc.issuer`, if you trust it.")
+            sentence = clean(found.issuer)
+            raise _SignOnFailed(f"{place} describes {sentence}: write that as `sign_on.oidc.issuer`, if you trust it.")
         for url in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
             if not is_encrypted_or_local(url):
                 raise _SignOnFailed(f"The provider names {clean(url)}, which is not encrypted.")
-        self._known = (found, now + PROVIDER_LIFETIME)
+        self._cached_provider = (found, now + PROVIDER_LIFETIME)
         return found
 
     async def _open(self) -> "AsyncClient":
@@ -272,8 +272,8 @@ def parse_callback(query: bytes) -> Mapping[str, str] | None:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=20)
     except ValueError:
         return None
-    said = dict(pairs)
-    return said if len(said) == len(pairs) else None
+    raw = dict(pairs)
+    return raw if len(raw) == len(pairs) else None
 
 
 def _list_groups(claim: object) -> Sequence[str]:
@@ -298,8 +298,8 @@ def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _is_same(said: str, expected: str) -> bool:
-    return hmac.compare_digest(said.encode("utf-8", "replace"), expected.encode())
+def _is_same(text: str, expected: str) -> bool:
+    return hmac.compare_digest(text.encode("utf-8", "replace"), expected.encode())
 
 
 def make_oidc_sign_on(
@@ -329,19 +329,19 @@ async def check_sign_on(app: Runtime, connect: "Callable[[], AsyncClient]") -> C
         return None  # The file is a finding of its own.
     if written is None or written.spec.sign_on is UNSET:
         return None
-    spec, reveal, found = written.spec.sign_on, read_environment_secrets(app.environ).value, list[Check]()
+    spec, reveal, checks = written.spec.sign_on, read_environment_secrets(app.environ).value, list[Check]()
     try:
         if spec.proxies:
             make_proxy_sign_on(spec, reveal)
-            told = f"A proxy at {', '.join(spec.proxies)} names people, with a secret that is set."
-            found.append(pass_check(SIGN_ON, told))
+            sentence = f"A proxy at {', '.join(spec.proxies)} names people, with a secret that is set."
+            checks.append(pass_check(SIGN_ON, sentence))
         oidc = make_oidc_sign_on(spec, reveal, connect)
     except ConfigError as error:
         return fail_check(SIGN_ON, str(error))
     if oidc is not None:
         problem = await oidc.check(app.clock.now())
-        told = f"{oidc.provider_name} signs people on. It must know the address {oidc.redirect}."
-        found.append(fail_check(SIGN_ON, problem) if problem else pass_check(SIGN_ON, told))
+        sentence = f"{oidc.provider_name} signs people on. It must know the address {oidc.redirect}."
+        checks.append(fail_check(SIGN_ON, problem) if problem else pass_check(SIGN_ON, sentence))
     if "admin" not in spec.roles.values():
-        found.append(pass_check(SIGN_ON, "No group is admin: that takes a token."))
-    return combine_checks(SIGN_ON, found)
+        checks.append(pass_check(SIGN_ON, "No group is admin: that takes a token."))
+    return combine_checks(SIGN_ON, checks)

@@ -29,7 +29,7 @@ from halter.core.rows import SessionRow
 from halter.core.text import clean
 from halter.journal.store import JournalStore
 from halter.operations.agents import AgentFolders
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from halter.runtime.feed import (
     Bus,
     FeedEvent,
@@ -74,20 +74,20 @@ class Feed:
     """The feed of one process."""
 
     def __init__(
-        self, store: JournalStore, clock: Clock, ids: Ids, bus: Bus, most: int = MAX_FEED_ITEMS, trail: int = MAX_TRAIL
+        self, store: JournalStore, clock: Clock, ids: Ids, bus: Bus, limit: int = MAX_FEED_ITEMS, trail: int = MAX_TRAIL
     ) -> None:
-        self.name = ids.new()
+        self.name = ids.make()
         self.bus = bus
         self.store = store.patient(clock)
         self.ready = asyncio.Event()
         self._clock = clock
-        self._seen: dict[StreamId, int] = {}
-        self._most = most
+        self._positions: dict[StreamId, int] = {}
+        self._limit = limit
         self._row: deque[FeedMessage] = deque()
         self._bytes = 0
         self._trail: deque[FeedMessage] = deque(maxlen=trail)
         self._next = 1
-        self._more = asyncio.Event()
+        self._has_more = asyncio.Event()
         self._agents: dict[str, str] = {}
 
     @property
@@ -99,23 +99,23 @@ class Feed:
         while True:
             try:
                 if not self.ready.is_set():
-                    self._seen = dict(await read_stream_heads(self.store))
+                    self._positions = dict(await read_stream_heads(self.store))
                     self.ready.set()
-                async with aclosing(self.bus.listen(self._seen)) as items:
+                async with aclosing(self.bus.listen(self._positions)) as items:
                     async for item in items:
-                        await self._take(item)
+                        await self._add_item(item)
             except StoreError:
                 await self._clock.sleep(FEED_RETRY_DELAY)
 
-    async def _take(self, item: FeedItem) -> None:
+    async def _add_item(self, item: FeedItem) -> None:
         """Adds an item; what was too fast even for this reader is read again."""
         if not isinstance(item, FeedGap):
-            self._add(await self.told(item))
+            self._add(await self.encode(item))
             return
-        async for news in self.bus.missed(item):
-            self._add(await self.told(news))
+        async for news in self.bus.read_missed(item):
+            self._add(await self.encode(news))
 
-    async def told(self, item: FeedEvent | LiveUpdate) -> FeedMessage:
+    async def encode(self, item: FeedEvent | LiveUpdate) -> FeedMessage:
         """Encodes an item, with its agent."""
         match item:
             case FeedEvent(name, stored):
@@ -140,19 +140,19 @@ class Feed:
         self._agents[session] = rows[0].agent
         return self._agents[session]
 
-    def _add(self, told: FeedMessage) -> None:
-        told = msgspec.structs.replace(told, number=self._next)
+    def _add(self, message: FeedMessage) -> None:
+        message = msgspec.structs.replace(message, number=self._next)
         self._next += 1
-        self._row.append(told)
-        if told.seq:
-            self._seen[StreamId(told.stream)] = told.seq
-        self._bytes += len(told.text)
-        while len(self._row) > self._most or self._bytes > MAX_FEED_BYTES:
+        self._row.append(message)
+        if message.seq:
+            self._positions[StreamId(message.stream)] = message.seq
+        self._bytes += len(message.text)
+        while len(self._row) > self._limit or self._bytes > MAX_FEED_BYTES:
             gone = self._row.popleft()
             self._bytes -= len(gone.text)
             self._trail.append(msgspec.structs.replace(gone, text=""))
-        self._more.set()
-        self._more = asyncio.Event()
+        self._has_more.set()
+        self._has_more = asyncio.Event()
 
     async def follow(self, number: int, wants: FeedFilter) -> AsyncGenerator[FeedMessage | FeedGap]:
         """Yields the wanted items from a number on, and gaps."""
@@ -162,34 +162,34 @@ class Feed:
                 yield self._gap(number, wants)
                 number = first
             # The feed may have moved on while a slow consumer took an item.
-            for told in self._some(number, first):
-                if self._row and told.number < self._row[0].number:
+            for message in self._read_some(number, first):
+                if self._row and message.number < self._row[0].number:
                     break
-                number = told.number + 1
-                if wants(told):
-                    yield told
+                number = message.number + 1
+                if wants(message):
+                    yield message
             else:
                 if number >= self._next:
-                    await self._more.wait()
+                    await self._has_more.wait()
 
-    def _some(self, number: int, first: int) -> list[FeedMessage]:
+    def _read_some(self, number: int, first: int) -> list[FeedMessage]:
         return list(islice(self._row, number - first, number - first + PAGE))
 
     def _gap(self, number: int, wants: FeedFilter) -> FeedGap:
         """Returns what was missed, as far as it is still known."""
-        gone = [told for told in self._trail if told.number >= number and wants(told)]
-        events = [told for told in gone if told.seq]
+        gone = [message for message in self._trail if message.number >= number and wants(message)]
+        events = [message for message in gone if message.seq]
         return FeedGap(len(events), len(gone) - len(events), slice_streams(events))
 
 
 def slice_streams(events: Iterable[FeedMessage]) -> Mapping[StreamId, StreamSlice]:
     """Returns where events stand in the journal, by stream."""
     found: dict[StreamId, StreamSlice] = {}
-    for told in events:
-        stream = StreamId(told.stream)
+    for message in events:
+        stream = StreamId(message.stream)
         before = found.get(stream)
-        after = told.seq - 1 if before is None else min(before.after, told.seq - 1)
-        found[stream] = StreamSlice(after, told.seq if before is None else max(before.through, told.seq))
+        after = message.seq - 1 if before is None else min(before.after, message.seq - 1)
+        found[stream] = StreamSlice(after, message.seq if before is None else max(before.through, message.seq))
     return found
 
 
@@ -222,10 +222,10 @@ def find_site(asking: HTTPConnection) -> Site:
     return asking.app.state.site
 
 
-def make_request_desk(asking: HTTPConnection) -> Desk:
+def make_request_desk(asking: HTTPConnection) -> Actor:
     """Makes the desk of the caller, whom the middleware has identified."""
     site = find_site(asking)
-    return Desk(site.app, asking.scope[WHO_KEY], agents=site.agents)
+    return Actor(site.app, asking.scope[WHO_KEY], agents=site.agents)
 
 
 class Error(msgspec.Struct, frozen=True):

@@ -118,13 +118,13 @@ def _protocol(head: int) -> type[asyncio.Protocol]:
 
         def _wait(self) -> None:
             self._stop_waiting()
-            self.late = self.loop.call_later(head / SECOND, self._look)
+            self.late = self.loop.call_later(head / SECOND, self._check_progress)
 
         def _stop_waiting(self) -> None:
             if self.late is not None:
                 self.late.cancel()
 
-        def _look(self) -> None:
+        def _check_progress(self) -> None:
             # A connection that became a WebSocket is no longer among these.
             asks = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
             if self in self.connections and not asks:
@@ -193,7 +193,7 @@ class WebhookEndpoint:
             self.hooks = WebhookReceiver({}, {})
 
 
-def demand_server() -> None:
+def require_server() -> None:
     """Raises ConfigError if the extra is not installed."""
     try:
         import fastapi
@@ -256,10 +256,10 @@ def build_server(
     extras: ServerExtras,
     agents: AgentFolders | None = None,
 ) -> ServerMiddleware:
-    from halter.server.api import add_hooks, new_api
+    from halter.server.api import add_hooks, make_api
     from halter.server.responses import Site
 
-    api = new_api()
+    api = make_api()
     api.state.site = Site(app, feed, agents or AgentFolders())
     logins = Logins(keys.logins_file, sign_on="" if extras.oidc is None else extras.oidc.bound_to)
     checks = AuthState(keys, logins, extras.limits, extras.by_proxy)
@@ -268,12 +268,12 @@ def build_server(
     add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
     _add_rest(api)
 
-    def tell(sentence: str) -> None:
+    def report(sentence: str) -> None:
         extras.tell(to_one_line(sentence))
 
-    if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell, agents):
+    if not extras.pages or not _mount_dashboard(api, app, feed.bus, report, agents):
         _add_plain(api)
-    return ServerMiddleware(api, door, checks, app.clock, extras.limits, tell, sign_ons.record_request)
+    return ServerMiddleware(api, door, checks, app.clock, extras.limits, report, sign_ons.record_request)
 
 
 def _add_rest(api: "FastAPI") -> None:
@@ -284,26 +284,28 @@ def _add_rest(api: "FastAPI") -> None:
     async def alive() -> PlainTextResponse:
         return PlainTextResponse("halter is here\n")
 
-    async def nothing() -> None:
+    async def respond_not_found() -> None:
         raise HTTPException(404)
 
     api.get("/healthz", **_ROUTE)(alive)
     for path in ("/api", "/api/{rest:path}", "/hooks/{rest:path}"):
-        api.api_route(path, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], **_ROUTE)(nothing)
+        api.api_route(path, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], **_ROUTE)(
+            respond_not_found
+        )
 
 
 def _add_plain(api: "FastAPI") -> None:
     """Adds a plain page where there is no dashboard."""
     from starlette.responses import PlainTextResponse
 
-    async def plain() -> PlainTextResponse:
+    async def respond_plain() -> PlainTextResponse:
         return PlainTextResponse(PLAIN_PAGE)
 
-    api.get("/", **_ROUTE)(plain)
+    api.get("/", **_ROUTE)(respond_plain)
 
 
 def _mount_dashboard(
-    api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str], None], agents: AgentFolders | None
+    api: "FastAPI", app: Runtime, bus: Bus, report: Callable[[str], None], agents: AgentFolders | None
 ) -> bool:
     """Mounts the dashboard, if its library is installed."""
     from importlib.util import find_spec
@@ -312,7 +314,7 @@ def _mount_dashboard(
         return False
     from halter.dashboard.app import mount_dashboard
 
-    mount_dashboard(api, app, bus, tell, agents)
+    mount_dashboard(api, app, bus, report, agents)
     return True
 
 
@@ -320,7 +322,7 @@ async def serve_web(
     app: Runtime, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
 ) -> None:
     """Serves until cancelled, on a port bound with `bind`."""
-    demand_server()
+    require_server()
     from halter.server.responses import Feed
 
     extras = extras or ServerExtras()
@@ -358,28 +360,28 @@ def add_login(
     """Adds the login page, its files, and its routes."""
     page = (PAGES / "login.html").read_text("utf-8").replace("<!--sign-on-->", _link_to_provider(oidc))
 
-    def shown(problem: str, status: int, wait: int = 0) -> Response:
+    def render_login(problem: str, status: int, wait: int = 0) -> Response:
         headers = {"Retry-After": str(max(1, wait // SECOND))} if wait else None
         return Response(page.replace("<!--problem-->", escape(problem)), status, headers, "text/html")
 
     async def show() -> Response:
-        return shown("", 200)
+        return render_login("", 200)
 
     async def enter(request: Request) -> Response:
-        now, place, secret = clock.now(), locate_scope(request.scope), _token_in(await request.body())
-        if wait := checks.tokens_tried.wait(place, secret, now):
-            return shown(TOO_MANY_REQUESTS, 429, wait)
+        now, origin, secret = clock.now(), locate_scope(request.scope), _token_in(await request.body())
+        if wait := checks.tokens_tried.find_delay(origin, secret, now):
+            return render_login(TOO_MANY_REQUESTS, 429, wait)
         token = find_token(checks.keys.tokens(), secret)
         if token is None:
-            checks.tokens_tried.wrong(place, secret, now)
-            return shown(checks.keys.problem or LOGIN_WRONG_TOKEN, 401)
-        checks.tokens_tried.right(place, secret)
+            checks.tokens_tried.count_failure(origin, secret, now)
+            return render_login(checks.keys.problem or LOGIN_WRONG_TOKEN, 401)
+        checks.tokens_tried.right(origin, secret)
         try:
             await end(request)
-            key = await checks.logins.begin(token, now)
+            key = await checks.logins.start_login(token, now)
         except ConfigError as error:
-            return shown(f"You cannot be logged in: {error}", 503)
-        checks.cookies_tried.right(place, key)
+            return render_login(f"You cannot be logged in: {error}", 503)
+        checks.cookies_tried.right(origin, key)
         cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {_attributes(secure=_is_by_tls(request))}"
         return Response(status_code=303, headers={"Location": HOME, "Set-Cookie": cookie})
 
@@ -402,7 +404,7 @@ def add_login(
     api.post(LOGOUT, **options)(leave)
     for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
         api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
-    _add_oidc(api, door, checks, clock, sign_ons, oidc, shown)
+    _add_oidc(api, door, checks, clock, sign_ons, oidc, render_login)
 
 
 def _add_oidc(
@@ -421,7 +423,7 @@ def _add_oidc(
     across = _attributes(secure=secure, site="Lax")
 
     async def begin() -> Response:
-        made = AuthRejected(404, NO_PROVIDER) if oidc is None else await oidc.begin(clock.now())
+        made = AuthRejected(404, NO_PROVIDER) if oidc is None else await oidc.start_login(clock.now())
         if isinstance(made, AuthRejected):
             return shown(made.sentence, made.status, 0)
         cookie = f"{begun}={made.key}; Max-Age={BEGUN_LIFETIME // SECOND}; {across}"
@@ -430,18 +432,18 @@ def _add_oidc(
     async def finish(request: Request) -> Response:
         if oidc is None:
             return shown(NO_PROVIDER, 404, 0)
-        now, place, query = clock.now(), locate_scope(request.scope), request.scope.get("query_string", b"")
+        now, origin, query = clock.now(), locate_scope(request.scope), request.scope.get("query_string", b"")
         tried = query.decode("latin-1")
-        if wait := checks.tokens_tried.wait(place, tried, now):
+        if wait := checks.tokens_tried.find_delay(origin, tried, now):
             return shown(TOO_MANY_REQUESTS, 429, wait)
         verdict = await oidc.finish(find_cookies(request.headers.getlist("cookie"), begun), query, now)
         if isinstance(verdict, AuthRejected):
-            checks.tokens_tried.wrong(place, tried, now)
-        response = await enter(verdict, place, oidc)
+            checks.tokens_tried.count_failure(origin, tried, now)
+        response = await enter(verdict, origin, oidc)
         response.headers.append("Set-Cookie", f"{begun}=; Max-Age=0; {across}")
         return response
 
-    async def enter(verdict: Allowed | AuthRejected, place: ClientOrigin, oidc: OidcSignOn) -> Response:
+    async def enter(verdict: Allowed | AuthRejected, origin: ClientOrigin, oidc: OidcSignOn) -> Response:
         try:
             await sign_ons.record_login(verdict, oidc.provider_name)
             if isinstance(verdict, AuthRejected):
@@ -449,7 +451,7 @@ def _add_oidc(
             key = await checks.logins.begin_signed_on(cast("Token", verdict.token), clock.now(), oidc.lifetime)
         except (ConfigError, StoreUnavailable) as error:
             return shown(f"You cannot be logged in: {error}", 503, 0)
-        checks.cookies_tried.right(place, key)
+        checks.cookies_tried.right(origin, key)
         cookie = f"{door.cookie}={key}; Max-Age={oidc.lifetime // SECOND}; {_attributes(secure=secure)}"
         return Response(SIGNED_ON_PAGE, 200, {"Set-Cookie": cookie}, "text/html")
 

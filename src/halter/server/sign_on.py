@@ -65,17 +65,17 @@ class ProxySignOn(msgspec.Struct, frozen=True):
     people: Mapping[str, str]
     lifetime: int
 
-    def identify(self, asked: IncomingRequest, now: int) -> Allowed | AuthRejected | None:
+    def identify(self, request: IncomingRequest, now: int) -> Allowed | AuthRejected | None:
         """Who a request is from; None where no listed proxy says so."""
-        users = asked.all(self.header)
-        if not users or not self._lists(asked.client) or not self._proves(asked.all(SECRET_HEADER)):
+        users = request.all(self.header)
+        if not users or not self._lists(request.client) or not self._proves(request.all(SECRET_HEADER)):
             return None
         if len(users) > 1:
             return AuthRejected(400, "Say once who you are.")
         if not USER_PATTERN.fullmatch(users[0]):
             return AuthRejected(403, "The proxy names nobody who could be a person here.", why="no_person")
         name = self.people.get(users[0].lower(), users[0].lower())
-        held = self.roles.find(_split_groups(asked.all(self.groups_header)))
+        held = self.roles.find(_split_groups(request.all(self.groups_header)))
         if held is None:
             sentence = f"{name} is in no group that has a role here: see `sign_on.roles` in halter.yaml."
             return AuthRejected(403, sentence, why="no_role", account=users[0])
@@ -131,7 +131,7 @@ class SignOnLog:
         self._store = store
         self._ids = ids
         self._clock = clock
-        self._known: dict[PersonSignedOn | SignOnRefused, int] = {}
+        self._logged_at: dict[PersonSignedOn | SignOnRefused, int] = {}
 
     async def record_login(self, verdict: Allowed | AuthRejected, provider: str) -> None:
         """Record a login by a provider, before it counts. Raises StoreUnavailable."""
@@ -144,12 +144,12 @@ class SignOnLog:
 
     async def _record(self, verdict: Allowed | AuthRejected, via: str, *, always: bool) -> None:
         event, now = make_sign_on_event(verdict, via), self._clock.now()
-        if event is None or (not always and self._known.get(event, 0) > now):
+        if event is None or (not always and self._logged_at.get(event, 0) > now):
             return
-        new = msgspec.structs.replace(event, id=f"sign-on/{self._ids.new()}")
+        new = msgspec.structs.replace(event, id=f"sign-on/{self._ids.make()}")
         await self._store.commit(Write(FLEET, new.id, lambda _: [Draft(new)], [(AuditRow, new.id)]))
-        self._known = {each: until for each, until in self._known.items() if until > now}
-        self._known[event] = now + RECORD_INTERVAL
+        self._logged_at = {each: until for each, until in self._logged_at.items() if until > now}
+        self._logged_at[event] = now + RECORD_INTERVAL
 
 
 def make_sign_on_event(verdict: Allowed | AuthRejected, via: str) -> PersonSignedOn | SignOnRefused | None:

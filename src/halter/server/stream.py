@@ -20,7 +20,7 @@ from halter.core.errors import NotDone, StoreError
 from halter.core.ids import StreamId, inbox_stream, is_channel, session_of, session_stream
 from halter.core.rows import SessionRow
 from halter.loop.session_runtime import cancel_and_wait
-from halter.operations.desk import Desk
+from halter.operations.desk import Actor
 from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads, serialize_feed_item
 from halter.server.middleware import STREAM_PATH
 from halter.server.responses import ERRORS, OUTSIDE_FEED, Feed, FeedMessage, Name, find_site, make_request_desk
@@ -47,65 +47,67 @@ class FeedSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: Mapping[str, Annotated[int, msgspec.Meta(ge=0, le=10**15)]] | None = None
 
 
-class Here(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """The position of the streams, and the last number in the feed that the client need not receive."""
 
     position: Mapping[str, int]
     number: int
 
 
-StreamItem = Here | FeedMessage | FeedGap
+StreamItem = StreamPosition | FeedMessage | FeedGap
 
 
 async def listen_to_feed(
-    desk: Desk, feed: Feed, listening: FeedSubscription, number: int | None = None
+    actor: Actor, feed: Feed, listening: FeedSubscription, number: int | None = None
 ) -> AsyncGenerator[StreamItem]:
     """Yields what is wanted: first what came since, then what comes. With a number, from there in the feed on."""
     await feed.ready.wait()
     start = feed.next
-    fits = _make_filter(desk, listening)
+    fits = _make_filter(actor, listening)
     here: Mapping[str, int] = {}
     if number is None:
-        here = await _position(desk, feed, listening)
-        yield Here(here, start - 1)
+        here = await _position(actor, feed, listening)
+        yield StreamPosition(here, start - 1)
         async with aclosing(_read_since(feed, here, listening.after)) as backlog:
-            async for told in backlog:
-                if fits(told):
-                    yield told
+            async for message in backlog:
+                if fits(message):
+                    yield message
     async with aclosing(feed.follow(start if number is None else number, fits)) as news:
         async for item in news:
             if not isinstance(item, FeedMessage) or not item.seq or item.seq > here.get(item.stream, 0):
                 yield item
 
 
-def _make_filter(desk: Desk, listening: FeedSubscription) -> Any:
+def _make_filter(actor: Actor, listening: FeedSubscription) -> Any:
     """Who knows the place where a person is asked may answer as that person, so only admins hear of it."""
     kinds = frozenset(listening.kinds)
 
-    def fits(told: FeedMessage) -> bool:
-        wanted = ((listening.session, told.session), (listening.agent, told.agent))
-        named = not kinds or told.name in kinds or told.kind in kinds
-        sees = desk.who.sees(told.agent) and (not is_channel(told.stream) or desk.who.may("admin"))
+    def matches(message: FeedMessage) -> bool:
+        wanted = ((listening.session, message.session), (listening.agent, message.agent))
+        named = not kinds or message.name in kinds or message.kind in kinds
+        sees = actor.principal.can_see(message.agent) and (
+            not is_channel(message.stream) or actor.principal.has_role("admin")
+        )
         return named and sees and all(want in ("", found) for want, found in wanted)
 
-    return fits
+    return matches
 
 
-async def _position(desk: Desk, feed: Feed, listening: FeedSubscription) -> Mapping[str, int]:
+async def _position(actor: Actor, feed: Feed, listening: FeedSubscription) -> Mapping[str, int]:
     """Returns the length of the streams that the client wants and may see."""
     found = await read_stream_heads(feed.store)
     if listening.session:
         own = {session_stream(listening.session), inbox_stream(listening.session)}
         return {stream: head for stream, head in found if stream in own}
-    if not desk.who.agents and not listening.agent:
+    if not actor.principal.agents and not listening.agent:
         return dict(found)
     rows = await feed.store.ask(ports.Query("all_sessions", SessionRow))
     agents = {row.session: row.agent for row in rows}
-    return {stream: head for stream, head in found if _is_theirs(desk, listening, _agent_of(stream, agents))}
+    return {stream: head for stream, head in found if _is_theirs(actor, listening, _agent_of(stream, agents))}
 
 
-def _is_theirs(desk: Desk, listening: FeedSubscription, agent: str) -> bool:
-    return desk.who.sees(agent) and listening.agent in ("", agent)
+def _is_theirs(actor: Actor, listening: FeedSubscription, agent: str) -> bool:
+    return actor.principal.can_see(agent) and listening.agent in ("", agent)
 
 
 def _agent_of(stream: StreamId, agents: Mapping[str, str]) -> str:
@@ -124,16 +126,16 @@ async def _read_since(
         for name, head in here.items()
         if head > after.get(name, 0)
     }
-    async with aclosing(feed.bus.missed(FeedGap(lost=lost))) as events:
+    async with aclosing(feed.bus.read_missed(FeedGap(lost=lost))) as events:
         async for news in events:
-            yield await feed.told(news)
+            yield await feed.encode(news)
 
 
 def encode_stream_item(item: StreamItem) -> str:
     match item:
         case FeedMessage():
             return item.text
-        case Here():
+        case StreamPosition():
             return msgspec.json.encode({"name": "here", "position": item.position}).decode()
         case FeedGap():
             return msgspec.json.encode(serialize_feed_item(item)).decode()
@@ -170,16 +172,16 @@ def resolve_stream_start(listening: FeedSubscription, after: str, feed: str) -> 
     return StreamStart(msgspec.structs.replace(listening, after=read_cursor(after)))
 
 
-async def demand_visible(desk: Desk, listening: FeedSubscription) -> None:
+async def require_visible(actor: Actor, listening: FeedSubscription) -> None:
     if listening.session:
-        await desk.session(listening.session)
+        await actor.session(listening.session)
     if listening.agent:
-        desk.demand_agent(listening.agent)
+        actor.require_agent(listening.agent)
 
 
 async def _parse_start(
     request: Request,
-    desk: Annotated[Desk, Depends(make_request_desk)],
+    desk: Annotated[Actor, Depends(make_request_desk)],
     session: Name = "",
     agent: Name = "",
     kind: Annotated[list[Name] | None, Query(max_length=100)] = None,
@@ -187,13 +189,13 @@ async def _parse_start(
     last_event_id: Annotated[str, Header(max_length=LONGEST_CURSOR)] = "",
 ) -> StreamStart:
     listening = FeedSubscription(session, agent, tuple(kind or ()))
-    await demand_visible(desk, listening)
+    await require_visible(desk, listening)
     return resolve_stream_start(listening, last_event_id or after, find_site(request).feed.name)
 
 
 async def _stream(
     request: Request,
-    desk: Annotated[Desk, Depends(make_request_desk)],
+    desk: Annotated[Actor, Depends(make_request_desk)],
     start: Annotated[StreamStart, Depends(_parse_start)],
 ) -> AsyncGenerator[ServerSentEvent]:
     """Give the news as server-sent events; one that was cut off goes on by `Last-Event-ID`."""
@@ -211,7 +213,7 @@ def _name(item: StreamItem) -> str:
     match item:
         case FeedMessage():
             return item.name
-        case Here():
+        case StreamPosition():
             return "here"
         case FeedGap():
             return "gap"
@@ -222,12 +224,12 @@ def _id(feed: Feed, start: StreamStart, seen: dict[str, int], item: StreamItem) 
     if start.listening.session:
         if isinstance(item, FeedMessage) and item.seq:
             seen[item.stream] = item.seq
-        if isinstance(item, Here) and start.listening.after is None:
+        if isinstance(item, StreamPosition) and start.listening.after is None:
             seen.update(item.position)
         return write_cursor(seen) or None
     live = (
         item.number
-        if isinstance(item, FeedMessage) or (isinstance(item, Here) and start.listening.after is None)
+        if isinstance(item, FeedMessage) or (isinstance(item, StreamPosition) and start.listening.after is None)
         else None
     )
     return None if live is None or live == OUTSIDE_FEED else f"{feed.name}.{live}"
@@ -236,12 +238,12 @@ def _id(feed: Feed, start: StreamStart, seen: dict[str, int], item: StreamItem) 
 async def _socket(socket: WebSocket) -> None:
     """Sends the feed over a WebSocket, after the client's subscription: `{}` for all, from now on."""
     await socket.accept()
-    desk, feed = make_request_desk(socket), find_site(socket).feed
+    actor, feed = make_request_desk(socket), find_site(socket).feed
     try:
         async with asyncio.timeout(SUBSCRIBE_TIMEOUT / SECOND):
             listening = msgspec.json.decode(await socket.receive_text(), type=FeedSubscription)
-        await demand_visible(desk, listening)
-        await _send_until_gone(socket, listen_to_feed(desk, feed, listening))
+        await require_visible(actor, listening)
+        await _send_until_gone(socket, listen_to_feed(actor, feed, listening))
     except TimeoutError:
         await _close(socket, WS_INVALID_DATA, "Say first what you want to hear: {} is all, from now on.")
     except (msgspec.MsgspecError, NotDone, KeyError, UnicodeError) as error:
@@ -255,12 +257,12 @@ async def _socket(socket: WebSocket) -> None:
 async def _send_until_gone(socket: WebSocket, items: AsyncGenerator[StreamItem]) -> None:
     """Sends items until the client has gone."""
 
-    async def tell() -> None:
+    async def send() -> None:
         async with aclosing(items):
             async for item in items:
                 await socket.send_text(encode_stream_item(item))
 
-    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(_wait_until_gone(socket))
+    telling, leaving = asyncio.ensure_future(send()), asyncio.ensure_future(_wait_until_gone(socket))
     try:
         await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if telling.done():

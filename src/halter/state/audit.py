@@ -98,9 +98,9 @@ def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
 
 async def load_audit_bodies(store: Store, found: AuditRecord) -> AuditRecord:
     """Fetch bodies too large to be stored in the events."""
-    said = found.input or await _read_blob(store, found.input_blob)
+    body = found.input or await _read_blob(store, found.input_blob)
     gave = found.output or await _read_blob(store, found.output_blob if found.shows_result else None)
-    return msgspec.structs.replace(found, input=said, output=gave)
+    return msgspec.structs.replace(found, input=body, output=gave)
 
 
 async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:

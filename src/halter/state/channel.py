@@ -59,7 +59,7 @@ class ChannelState(msgspec.Struct, frozen=True):
         digest = digest_token(button)
         return next((each for each in self.shown.values() if each.button == digest), None)
 
-    def places(self) -> Mapping[str, Sequence[Approver]]:
+    def list_chats(self) -> Mapping[str, Sequence[Approver]]:
         """The chats in which people are asked, with who answers there."""
         found: dict[str, list[Approver]] = {}
         for each in self.approvers.values():

@@ -49,12 +49,14 @@ def make_start_write(session: str, drafts: Sequence[Draft], owner: Lease | None 
 
 def foresee_start(start: Write, drafts: Sequence[Draft], at: int) -> tuple[Stored, ...]:
     """The events of a start as they will be stored, but for what only the store knows: their time, salt and hash."""
-    found: list[Stored] = []
+    events: list[Stored] = []
     for seq, draft in enumerate(drafts, 1):
         event, body, blob = draft.event, draft.body, draft.blob
         kind, version = event.KIND, event.VERSION
-        found.append(Stored(start.stream, seq, kind, version, at, 0, start.key, blob, b"", body, None, b"", b"", event))
-    return tuple(found)
+        events.append(
+            Stored(start.stream, seq, kind, version, at, 0, start.key, blob, b"", body, None, b"", b"", event)
+        )
+    return tuple(events)
 
 
 def _check_id(session: str) -> None:

@@ -294,9 +294,9 @@ def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Rece
     """Make the receipt from a session's stream and, if given, its inbox."""
     made = _ReceiptFold()
     for stored in events:
-        made.take(stored)
+        made.apply(stored)
     for stored in inbox:
-        made.take_inbox(stored)
+        made.apply_inbox(stored)
     return made.receipt()
 
 
@@ -315,7 +315,7 @@ class _ReceiptFold:
         self._last: Stored | None = None
         self._last_inbox: Stored | None = None
 
-    def take(self, stored: Stored) -> None:
+    def apply(self, stored: Stored) -> None:
         self._last, event, at = stored, stored.event, stored.at
         self._counts["erased"] += stored.erased
         match event:
@@ -357,9 +357,9 @@ class _ReceiptFold:
             case ev.Unknown():
                 self._counts["unknown"] += 1
             case _:
-                self._take_life(event, at)
+                self._apply_lifecycle(event, at)
 
-    def _take_life(self, event: ev.AnyEvent, at: int) -> None:
+    def _apply_lifecycle(self, event: ev.AnyEvent, at: int) -> None:
         match event:
             case ev.SessionStarted():
                 # The format of the session is not that of the receipt.
@@ -380,9 +380,9 @@ class _ReceiptFold:
                 self._change_last("phases", left_at=at)
                 self._lines["phases"].append(PhaseLine(event.phase, event.number, at))
             case _:
-                self._take_artifact(event, at)
+                self._apply_artifact(event, at)
 
-    def _take_artifact(self, event: ev.AnyEvent, at: int) -> None:
+    def _apply_artifact(self, event: ev.AnyEvent, at: int) -> None:
         match event:
             case ev.DocumentRead():
                 key = (event.document, event.name, event.collection)
@@ -414,7 +414,7 @@ class _ReceiptFold:
             case _:
                 pass
 
-    def take_inbox(self, stored: Stored) -> None:
+    def apply_inbox(self, stored: Stored) -> None:
         self._last_inbox, event, at = stored, stored.event, stored.at
         match event:
             case ev.DecisionMade():

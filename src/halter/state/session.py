@@ -37,21 +37,21 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     accounts: tuple[Leg, ...] = ()
 
     @property
-    def may_repeat(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether repeating it under the same key is harmless."""
         return self.is_call and (self.effect == "read" or self.idempotent)
 
-    def most(self) -> Charge:
+    def max_charge(self) -> Charge:
         """The charge if the outcome is unknown: all that was held."""
-        return Charge(self.held("usd"), self.held("tokens")) if self.legs else _NO_CHARGE
+        return Charge(self.held_amount("usd"), self.held_amount("tokens")) if self.legs else _NO_CHARGE
 
-    def held(self, unit: Unit) -> int:
+    def held_amount(self, unit: Unit) -> int:
         """The amount that was held of a unit."""
-        most = 0
+        limit = 0
         for leg in self.legs:
-            if leg.unit == unit and leg.amount > most:
-                most = leg.amount
-        return most
+            if leg.unit == unit and leg.amount > limit:
+                limit = leg.amount
+        return limit
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):

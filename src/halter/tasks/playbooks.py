@@ -58,45 +58,45 @@ PLAYBOOK_COMPLETED: Final = PlaybookOutcome("COMPLETED", "completed")
 
 
 async def walk_playbook(
-    running: SessionRuntime, store: Store, task: Task, tell: StepListener = lambda _, __: None
+    runtime: SessionRuntime, store: Store, task: Task, tell: StepListener = lambda _, __: None
 ) -> PlaybookOutcome:
     """Runs all steps that are left; the first one that is not `ok` ends the playbook."""
-    done = await _read_outcomes(store, await running.take_up())
+    done = await _read_outcomes(store, await runtime.resume())
     if task.playbook.max_cost_usd is not None:
         # A playbook has no last words, so it needs no reserve.
-        standing = msgspec.structs.replace(running.standing, kept_usd=0, kept_tokens=0)
-        running.standing = standing.within(task.playbook.max_cost_usd, 0)
+        context = msgspec.structs.replace(runtime.context, kept_usd=0, kept_tokens=0)
+        runtime.context = context.narrow(task.playbook.max_cost_usd, 0)
     results = Results(task.inputs)
     for number, step in enumerate(task.playbook.steps, 1):
-        answer = await _step(running, step, number, results, done)
+        answer = await _step(runtime, step, number, results, done)
         if isinstance(answer, PlaybookOutcome):
-            return await _end_playbook(running, answer)
+            return await _end_playbook(runtime, answer)
         tell(step, answer)
-        stopped = await running.ended_by(answer)
+        stopped = await runtime.find_end(answer)
         if stopped is not None:
-            return await _end_playbook(running, PlaybookOutcome(*stopped, answer.text))
+            return await _end_playbook(runtime, PlaybookOutcome(*stopped, answer.text))
         if answer.outcome != "ok":
             where = f"Step {number} ({step.call}, line {step.line}) ended with {answer.outcome}: {answer.text}"
-            return await _end_playbook(running, PlaybookOutcome("ERROR", "step_failed", where))
+            return await _end_playbook(runtime, PlaybookOutcome("ERROR", "step_failed", where))
         results = results.with_step(step.name, answer.text)
-    return await _end_playbook(running, PLAYBOOK_COMPLETED)
+    return await _end_playbook(runtime, PLAYBOOK_COMPLETED)
 
 
 async def _step(
-    running: SessionRuntime, step: Step, number: int, results: Results, done: Mapping[str, Answer]
+    runtime: SessionRuntime, step: Step, number: int, results: Results, done: Mapping[str, Answer]
 ) -> Answer | PlaybookOutcome:
     """Runs a step without an outcome. One that a person says was not done is repeated as another call."""
-    call = f"{running.lease.session}.{number}"
+    call = f"{runtime.lease.session}.{number}"
     again = 0
     while call in done:
         if done[call].text != NOT_DONE_BEFORE_CRASH:
             return done[call]
         again += 1
-        call = f"{running.lease.session}.{number}.{again}"
+        call = f"{runtime.lease.session}.{number}.{again}"
     arguments = bind_arguments(step, results)
     if isinstance(arguments, MissingReference):
         return PlaybookOutcome("ERROR", "step_failed", arguments.sentence)
-    return await running.call(Call(call, step.call, arguments))
+    return await runtime.call(Call(call, step.call, arguments))
 
 
 async def _read_outcomes(store: Store, events: Sequence[Stored]) -> Mapping[str, Answer]:
@@ -109,8 +109,8 @@ async def _read_outcomes(store: Store, events: Sequence[Stored]) -> Mapping[str,
     return found
 
 
-async def _end_playbook(running: SessionRuntime, ended: PlaybookOutcome) -> PlaybookOutcome:
-    await running.end(ended.state, ended.terminal_reason)
+async def _end_playbook(runtime: SessionRuntime, ended: PlaybookOutcome) -> PlaybookOutcome:
+    await runtime.end(ended.state, ended.terminal_reason)
     return ended
 
 
@@ -144,29 +144,31 @@ def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall, spent: ReadS
             raise Failed("PlaysItself", f"{asked.playbook} is being played already: it would never come to its end")
         under_way[call] = asked.playbook
         try:
-            return await played(asked, call)
+            return await play_step(asked, call)
         finally:
             del under_way[call]
 
-    async def played(asked: _Asked, call: str) -> str:
+    async def play_step(asked: _Asked, call: str) -> str:
         playbook = playbooks[asked.playbook]
-        results, told = Results(asked.inputs), list[str]()
+        results, sentences = Results(asked.inputs), list[str]()
         for number, step in enumerate(playbook.steps, 1):
             arguments = bind_arguments(step, results)
             if isinstance(arguments, MissingReference):
-                raise Failed("StepFailed", arguments.sentence, "\n".join(told))
+                raise Failed("StepFailed", arguments.sentence, "\n".join(sentences))
             cap = playbook.max_cost_usd
-            left = None if cap is None else cap - await spent(call)
-            if cap is not None and left is not None and left <= 0:
+            remaining = None if cap is None else cap - await spent(call)
+            if cap is not None and remaining is not None and remaining <= 0:
                 raise Failed(
-                    "CostCapReached", f"step {number} was not begun: {format_micros(cap)} is spent", "\n".join(told)
+                    "CostCapReached",
+                    f"step {number} was not begun: {format_micros(cap)} is spent",
+                    "\n".join(sentences),
                 )
-            answer = await make(Call(f"{call}/{number}", step.call, arguments), left)
-            told.append(f"{number}. {step.call}: {answer.outcome}\n{answer.text}")
+            answer = await make(Call(f"{call}/{number}", step.call, arguments), remaining)
+            sentences.append(f"{number}. {step.call}: {answer.outcome}\n{answer.text}")
             if answer.outcome != "ok":
-                raise Failed("StepFailed", f"step {number} ({step.call}): {answer.outcome}", "\n".join(told))
+                raise Failed("StepFailed", f"step {number} ({step.call}): {answer.outcome}", "\n".join(sentences))
             results = results.with_step(step.name, answer.text)
-        return "\n".join(told)
+        return "\n".join(sentences)
 
     def flaw(asked: _Asked) -> str:
         playbook = playbooks.get(asked.playbook)

@@ -81,11 +81,11 @@ class _Passage(msgspec.Struct, frozen=True):
         return self.start + len(self.text)
 
 
-def retrieve_chunks(shelves: DocumentSource, now: Callable[[], int]) -> Verb:
+def retrieve_chunks(documents: DocumentSource, now: Callable[[], int]) -> Verb:
     """Makes the verb. The documents it read are recorded with its result."""
 
     async def act(wanted: RetrieveArguments, _: str) -> Output:
-        found = await retrieve_documents(shelves, wanted, now())
+        found = await retrieve_documents(documents, wanted, now())
         read = (DocumentRead(document=each.document, name=each.name, collection=each.collection) for each in found.read)
         return Output(found.text, happened=tuple(JournalEffect(event) for event in read))
 
@@ -126,15 +126,15 @@ def _moment(since: str, now: int) -> int | None:
         return None
 
 
-async def retrieve_documents(shelves: DocumentSource, wanted: RetrieveArguments, now: int) -> RetrievedText:
+async def retrieve_documents(documents: DocumentSource, wanted: RetrieveArguments, now: int) -> RetrievedText:
     """Returns what is asked for. Raises Failed, with a sentence for the model, where it is missing or unreadable."""
-    everything = await shelves.documents()
+    everything = await documents.documents()
     narrowed = _filter_documents(everything, wanted, now)
     if wanted.file:
-        return await _file(shelves, _find_by_name(narrowed, everything, wanted.file), wanted.offset)
+        return await _file(documents, _find_by_name(narrowed, everything, wanted.file), wanted.offset)
     if wanted.query:
-        return await _query(shelves, narrowed, wanted.query)
-    return await _collection(shelves, narrowed, wanted.offset)
+        return await _query(documents, narrowed, wanted.query)
+    return await _collection(documents, narrowed, wanted.offset)
 
 
 def _filter_documents(documents: Sequence[DocumentRef], wanted: RetrieveArguments, now: int) -> list[DocumentRef]:
@@ -142,7 +142,7 @@ def _filter_documents(documents: Sequence[DocumentRef], wanted: RetrieveArgument
     if wanted.collection and wanted.collection not in collections:
         raise Failed(
             "NoSuchCollection",
-            f"there is no collection {_to_one_line(wanted.collection)} here: {_list_alternatives(collections)}",
+            f"there is no collection {_join_lines(wanted.collection)} here: {_list_alternatives(collections)}",
         )
     after = _moment(wanted.since, now) if wanted.since else None
     kept = (each for each in documents if wanted.collection in ("", each.collection))
@@ -153,23 +153,23 @@ def _find_by_name(narrowed: Sequence[DocumentRef], everything: Sequence[Document
     found = [each for each in narrowed if each.name == name]
     if not found:
         those = _list_alternatives(each.name for each in narrowed or everything)
-        raise Failed("NoSuchDocument", f"{_to_one_line(name)} is not among your documents: {those}")
+        raise Failed("NoSuchDocument", f"{_join_lines(name)} is not among your documents: {those}")
     if len(found) > 1:
-        where = join_names(_to_one_line(each.collection) for each in found[:MOST_NAMES])
+        where = join_names(_join_lines(each.collection) for each in found[:MOST_NAMES])
         raise Failed(
-            "ManyDocuments", f"{_to_one_line(name)} is in several collections: name one of {where} as `collection`"
+            "ManyDocuments", f"{_join_lines(name)} is in several collections: name one of {where} as `collection`"
         )
     if found[0].problem:
         raise Failed("UnreadableDocument", clean(found[0].problem))
     return found[0]
 
 
-async def _file(shelves: DocumentSource, document: DocumentRef, offset: int) -> RetrievedText:
-    passage = _passage(await shelves.chunks(document.document), offset, MOST_SHOWN)
+async def _file(documents: DocumentSource, document: DocumentRef, offset: int) -> RetrievedText:
+    passage = _passage(await documents.chunks(document.document), offset, MOST_SHOWN)
     if passage.total == 0:
-        raise Failed("NotYetRead", f"{_to_one_line(document.name)} has not been read yet: try again a little later")
+        raise Failed("NotYetRead", f"{_join_lines(document.name)} has not been read yet: try again a little later")
     if not passage.text:
-        raise Failed("PastTheEnd", f"{_to_one_line(document.name)} has {passage.total} characters, and no more")
+        raise Failed("PastTheEnd", f"{_join_lines(document.name)} has {passage.total} characters, and no more")
     return RetrievedText(_render_passage(document, passage), (document,))
 
 
@@ -180,16 +180,16 @@ async def _collection(shelves: DocumentSource, documents: Sequence[DocumentRef],
     ordered = sorted(documents, key=lambda each: (each.taken_at, each.name, each.collection))
     parts: list[str] = []
     read: list[DocumentRef] = []
-    room, place = MOST_SHOWN, offset
-    while place < len(ordered) and room >= LEAST_SHOWN:
+    capacity, place = MOST_SHOWN, offset
+    while place < len(ordered) and capacity >= LEAST_SHOWN:
         document = ordered[place]
-        passage = _passage(() if document.problem else await shelves.chunks(document.document), 0, room)
+        passage = _passage(() if document.problem else await shelves.chunks(document.document), 0, capacity)
         parts.append(_render_passage(document, passage))
         read += [document] if passage.text else []
-        room -= len(parts[-1])
+        capacity -= len(parts[-1])
         place += 1
-    left = len(ordered) - place
-    parts += [f"[{left} more documents follow, from offset={place} on.]"] if left > 0 else []
+    remaining = len(ordered) - place
+    parts += [f"[{remaining} more documents follow, from offset={place} on.]"] if remaining > 0 else []
     return RetrievedText("\n\n".join(parts) or f"There are only {len(ordered)} such documents.", tuple(read))
 
 
@@ -199,15 +199,15 @@ async def _query(shelves: DocumentSource, documents: Sequence[DocumentRef], word
     found = await shelves.search(list(readable), words, MOST_PLACES)
     parts: list[str] = []
     read: dict[str, DocumentRef] = {}
-    room = MOST_SHOWN
+    capacity = MOST_SHOWN
     for place in found:
         document = readable[place.document]
         part = f"{_header(document, place.start, place.end)}\n{place.text}"
-        if parts and len(part) > room:
+        if parts and len(part) > capacity:
             break
         parts.append(part[:MOST_SHOWN])
         read[place.document] = document
-        room -= len(part)
+        capacity -= len(part)
     return RetrievedText("\n\n".join([*parts, *_explain_rest(found, len(parts), documents)]), tuple(read.values()))
 
 
@@ -224,48 +224,48 @@ def _explain_rest(found: Sequence[FoundChunk], shown: int, documents: Sequence[D
         )
 
 
-def _passage(chunks: Sequence[Chunk], offset: int, most: int) -> _Passage:
+def _passage(chunks: Sequence[Chunk], offset: int, limit: int) -> _Passage:
     """Joins overlapping chunks, from an offset on."""
     parts: list[str] = []
-    place, left = offset, most
+    place, remaining = offset, limit
     for chunk in chunks:
-        if left > 0 and chunk.start <= place < chunk.end:
-            part = chunk.text[place - chunk.start :][:left]
+        if remaining > 0 and chunk.start <= place < chunk.end:
+            part = chunk.text[place - chunk.start :][:remaining]
             parts.append(part)
             place += len(part)
-            left -= len(part)
+            remaining -= len(part)
     return _Passage(offset, "".join(parts), chunks[-1].end if chunks else 0)
 
 
 def _render_passage(document: DocumentRef, passage: _Passage) -> str:
     if document.problem:
-        return f"[{_to_one_line(document.name)}: {clean(document.problem)}]"
+        return f"[{_join_lines(document.name)}: {clean(document.problem)}]"
     if passage.total == 0:
-        return f"[{_to_one_line(document.name)} has not been read yet.]"
+        return f"[{_join_lines(document.name)} has not been read yet.]"
     head = f"{_header(document, passage.start, passage.end)}\n{passage.text}"
-    left = passage.total - passage.end
+    remaining = passage.total - passage.end
     on = (
-        f"\n[{left} characters of {_to_one_line(document.name)} follow: read it as `file`, from "
+        f"\n[{remaining} characters of {_join_lines(document.name)} follow: read it as `file`, from "
         f"offset={passage.end} on.]"
     )
-    return head + on if left > 0 else head
+    return head + on if remaining > 0 else head
 
 
 def _header(document: DocumentRef, start: int, end: int) -> str:
-    return f"{_to_one_line(document.name)} [{start}\u2013{end}] {document.document[:16]}"
+    return f"{_join_lines(document.name)} [{start}\u2013{end}] {document.document[:16]}"
 
 
-def _to_one_line(name: str) -> str:
+def _join_lines(name: str) -> str:
     """File names may contain anything."""
     return clean(" ".join(name.split())) or "(nothing)"
 
 
 def _names(names: Iterable[str]) -> list[str]:
-    return sorted(map(_to_one_line, names))[:MOST_NAMES]
+    return sorted(map(_join_lines, names))[:MOST_NAMES]
 
 
 def _list_alternatives(names: Iterable[str]) -> str:
-    known = sorted({_to_one_line(name) for name in names if name})
+    known = sorted({_join_lines(name) for name in names if name})
     if not known:
         return "there are none"
     more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""

@@ -93,11 +93,11 @@ def choose_judges(judging: JudgePanel, prompts: Sequence[Prompt], price: Estimat
         return ChosenJudges(judging.judges, everybody or 0)
     one = _bound_cost(judging.judges[:1], prompts, price)
     most = format_micros(judging.cap)
-    wanted = "an unknown amount" if everybody is None else format_micros(everybody)
+    query = "an unknown amount" if everybody is None else format_micros(everybody)
     if len(judging.judges) > 1 and one is not None and one <= judging.cap:
-        said = f"{len(judging.judges)} judges may cost {wanted}, and at most {most} may be spent: one judges."
-        return ChosenJudges(judging.judges[:1], one, said)
-    return ChosenJudges((), 0, f"Judging may cost {wanted}, and at most {most} may be spent: nothing is judged.")
+        text = f"{len(judging.judges)} judges may cost {query}, and at most {most} may be spent: one judges."
+        return ChosenJudges(judging.judges[:1], one, text)
+    return ChosenJudges((), 0, f"Judging may cost {query}, and at most {most} may be spent: nothing is judged.")
 
 
 def _bound_cost(judges: Sequence[Model], prompts: Sequence[Prompt], price: EstimatePrice) -> int | None:
@@ -140,9 +140,9 @@ async def review_findings(
         sentence=chosen.sentence,
     )
     await access.write(f"{session}/judges/{waiting[0].finding}", event, None)
-    hearing = _Hearing(chosen.judges, access, None if judging.cap is None else judging.cap - chosen.usd)
+    hearing = _JudgeRound(chosen.judges, access, None if judging.cap is None else judging.cap - chosen.usd)
     for each, prompt in zip(waiting, prompts, strict=True):
-        answers = await hearing.hear(f"{session}.judge.{each.finding}", prompt)
+        answers = await hearing.ask_all(f"{session}.judge.{each.finding}", prompt)
         if any(not isinstance(each, AnsweredRequest) and each.outcome == "external_halt" for each in answers):
             return End("HALTED", "external_halt")
         opinions = [
@@ -152,15 +152,15 @@ async def review_findings(
     return None
 
 
-class _Hearing:
+class _JudgeRound:
     """Asks judges about one finding after the other. `spare` is what failed attempts may cost; None is no limit."""
 
     def __init__(self, judges: Sequence[Model], access: JudgeAccess, spare: int | None) -> None:
         self._judges = judges
         self._access = access
-        self._spare = spare
+        self._budget_left = spare
 
-    async def hear(self, request: str, prompt: Prompt) -> Sequence[JudgeAnswer]:
+    async def ask_all(self, request: str, prompt: Prompt) -> Sequence[JudgeAnswer]:
         """Asks all judges. If none of them answers and time or a person mends that, waits and asks again."""
         tried, since = [0] * len(self._judges), None
         while True:
@@ -188,18 +188,18 @@ class _Hearing:
             answer, tried = await self._access.ask(request, judge, tried), tried + 1
             if not isinstance(answer, FailedRequest) or not answer.may_retry or tried >= MAX_JUDGE_ATTEMPTS:
                 return answer, tried
-            self._spare = None if self._spare is None else self._spare - answer.cost_usd
+            self._budget_left = None if self._budget_left is None else self._budget_left - answer.cost_usd
             if self._is_spent():
                 return answer, tried
 
     def _is_spent(self) -> bool:
-        return self._spare is not None and self._spare < 0
+        return self._budget_left is not None and self._budget_left < 0
 
 
 async def _record(
     each: FindingInContext, chosen: ChosenJudges, opinions: Sequence[Opinion | None], write: WriteReview
 ) -> None:
-    said = [
+    texts = [
         f"{judge.name}: {'no answer' if opinion is None else ('released' if opinion.release else 'withheld')}"
         f"{f', {opinion.reason}' if opinion is not None and opinion.reason else ''}"
         for judge, opinion in zip(chosen.judges, opinions, strict=True)
@@ -209,7 +209,7 @@ async def _record(
         verdict=combine_opinions(opinions),
         judges=tuple(str(judge.name) for judge in chosen.judges),
     )
-    await write(f"{each.finding}/reviewed", event, to_body("\n".join(said or [chosen.sentence])))
+    await write(f"{each.finding}/reviewed", event, to_body("\n".join(texts or [chosen.sentence])))
 
 
 MIN_QUOTE_LENGTH: Final = 8
@@ -247,8 +247,8 @@ def is_quote_supported(quote: str, text: str) -> bool:
 
 
 def _contains(quote: str, text: str, hyphen: str) -> bool:
-    wanted = _normalise(quote, hyphen)
-    return len(wanted) >= MIN_QUOTE_LENGTH and _mark_edges(wanted) in _mark_edges(_normalise(text, hyphen))
+    query = _normalise(quote, hyphen)
+    return len(query) >= MIN_QUOTE_LENGTH and _mark_edges(query) in _mark_edges(_normalise(text, hyphen))
 
 
 def _mark_edges(plain: str) -> str:

@@ -11,7 +11,7 @@ from halter.core.events import CostCapReached
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import micros_to_usd
 from halter.core.vocabulary import Outcome, State
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.loop.loop import LoopObserver
 from halter.loop.session_runtime import WaitListener, cancel_and_wait
 
@@ -76,52 +76,52 @@ class RunEvents:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[RunEvent | None] = asyncio.Queue()
-        self._spent = 0
+        self._cost = 0
 
     def observe(self) -> LoopObserver:
         return LoopObserver(
             listen=self.queue.put_nowait,
-            said=self._said,
-            did=self._did,
-            warned=lambda sentence: self.queue.put_nowait(AnswerDoubted(sentence)),
-            capped=self._capped,
-            acts=self._acts,
+            on_text=self._on_text,
+            on_result=self._on_result,
+            on_warning=lambda sentence: self.queue.put_nowait(AnswerDoubted(sentence)),
+            on_cap=self._on_cap,
+            on_calls=self._on_calls,
         )
 
     def wait_with(self, tell: WaitListener) -> WaitListener:
-        def waits(asked: NeedsPerson, state: State) -> None:
-            tell(asked, state)
-            self.queue.put_nowait(PersonAsked(asked.decision, asked.call, state))
+        def on_wait(approval: ApprovalRequired, state: State) -> None:
+            tell(approval, state)
+            self.queue.put_nowait(PersonAsked(approval.decision, approval.call, state))
 
-        return waits
+        return on_wait
 
-    def _said(self, text: str, cost: int) -> None:
-        self._spent += cost
-        self.queue.put_nowait(ModelAnswered(text, micros_to_usd(cost), micros_to_usd(self._spent)))
+    def _on_text(self, text: str, cost: int) -> None:
+        self._cost += cost
+        self.queue.put_nowait(ModelAnswered(text, micros_to_usd(cost), micros_to_usd(self._cost)))
 
-    def _acts(self, calls: Sequence[ToolCall]) -> None:
+    def _on_calls(self, calls: Sequence[ToolCall]) -> None:
         for call in calls:
             self.queue.put_nowait(CallBegan(call.id, call.tool, call.arguments))
 
-    def _did(self, call: ToolCall, answer: Answer) -> None:
-        self._spent += answer.cost_micros
-        spent = micros_to_usd(self._spent)
+    def _on_result(self, call: ToolCall, answer: Answer) -> None:
+        self._cost += answer.cost_micros
+        spent = micros_to_usd(self._cost)
         self.queue.put_nowait(CallEnded(call.id, call.tool, answer.outcome, answer.text, answer.cost_usd, spent))
 
-    def _capped(self, cap: CostCapReached, until: int) -> None:
+    def _on_cap(self, cap: CostCapReached, until: int) -> None:
         self.queue.put_nowait(CapMet(cap.scope, cap.window, until))
 
 
 async def stream_queue(queue: "asyncio.Queue[T | None]", run: Callable[[], Awaitable[R]]) -> AsyncGenerator[T | R]:
     """Run, and yield what it puts into a queue; then what it returned. A listener that stops stops the run."""
 
-    async def until_done() -> R:
+    async def wait_until_done() -> R:
         try:
             return await run()
         finally:
             queue.put_nowait(None)
 
-    running: asyncio.Task[Any] = asyncio.create_task(until_done())
+    running: asyncio.Task[Any] = asyncio.create_task(wait_until_done())
     try:
         while (item := await queue.get()) is not None:
             yield item

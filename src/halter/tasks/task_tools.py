@@ -158,8 +158,10 @@ def read_output(output: Callable[[str, str], Awaitable[str | None]]) -> Verb:
             raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
         offset = max(0, place.offset)
         shown = text[offset : offset + LONGEST_RESULT - 200]
-        left = max(0, len(text) - offset - len(shown))
-        return f"{shown}\n[{left} characters follow, from offset={offset + len(shown)} on.]" if left else shown
+        remaining = max(0, len(text) - offset - len(shown))
+        return (
+            f"{shown}\n[{remaining} characters follow, from offset={offset + len(shown)} on.]" if remaining else shown
+        )
 
     about = "Read on in a result that was shown only in part, from an offset in characters."
     return Verb(READ_OUTPUT, about, _Place, act, declaration=READS_ANYONE)
@@ -167,10 +169,10 @@ def read_output(output: Callable[[str, str], Awaitable[str | None]]) -> Verb:
 
 async def find_call_output(store: Store, session: str, call: str) -> str | None:
     """Returns the output of a call, by the id that the model knows."""
-    stream, wanted, after = session_stream(session), f"{session}.{call}", 0
+    stream, query, after = session_stream(session), f"{session}.{call}", 0
     while page := await store.read(stream, after, PAGE):
         for stored in page:
-            if isinstance(stored.event, CallSettled) and stored.event.call == wanted:
+            if isinstance(stored.event, CallSettled) and stored.event.call == query:
                 return from_body(await read_body(store, stored))
             if isinstance(stored.event, HistoryGiven):
                 given = find_result(await read_body(store, stored), call)
@@ -385,8 +387,8 @@ def notify(
         text = "\n\n".join((notice.text, *words))
         marks = mark_links(f"{notice.subject}\n{text}")
         subject = notice.subject or shorten(notice.text.splitlines()[0], 120)
-        told = f"{text}\n\n{marks}" if marks else text
-        body = NotificationContent(subject=subject, text=told, session=session).body()
+        sentence = f"{text}\n\n{marks}" if marks else text
+        body = NotificationContent(subject=subject, text=sentence, session=session).body()
         wanted = [notice.channel] if notice.channel else list(channels)
         happened = tuple(
             JournalEffect(_queue_notification(name_by_parts("n", call, channel), channel, agent, session), body)

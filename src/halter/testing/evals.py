@@ -30,7 +30,7 @@ from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
 from halter.core.text import shorten, to_one_line
 from halter.core.vocabulary import State
-from halter.guard.tool_door import NeedsPerson
+from halter.guard.tool_door import ApprovalRequired
 from halter.loop.session_runtime import WaitListener
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.agent import Agent, AgentOptions
@@ -122,26 +122,28 @@ def read_evals(path: Path) -> EvalFile:
 
 def parse_evals(document: Document) -> EvalFile:
     """Read a file of cases; what could not work is refused before anything runs."""
-    found, places = decode_document(document, EvalFile), document.places
+    found, source_map = decode_document(document, EvalFile), document.source_map
     seen: set[str] = set()
     for number, case in enumerate(found.cases):
         if case.name in seen:
-            raise places.wrong(("cases", number, "name"), f"{case.name!r} is the name of an earlier case.")
+            raise source_map.error_at(("cases", number, "name"), f"{case.name!r} is the name of an earlier case.")
         seen.add(case.name)
         try:
             re.compile(case.expect.matches)
         except re.error as error:
             at = ("cases", number, "expect", "matches")
-            raise places.wrong(at, f"{case.expect.matches!r} is no regular expression: {error}.") from None
+            raise source_map.error_at(at, f"{case.expect.matches!r} is no regular expression: {error}.") from None
         if case.expect.judge and not found.judge_model:
             at = ("cases", number, "expect", "judge")
-            raise places.wrong(at, "`judge` asks a model: name it at the top, as in `judge_model: openai:gpt-5-mini`.")
+            raise source_map.error_at(
+                at, "`judge` asks a model: name it at the top, as in `judge_model: openai:gpt-5-mini`."
+            )
     if not found.cases:
-        raise places.wrong(("cases",), "There are no cases.")
+        raise source_map.error_at(("cases",), "There are no cases.")
     if found.max_cost_usd is None:
-        raise places.wrong(("max_cost_usd",), "All cases together need a cap: write an amount in dollars.")
+        raise source_map.error_at(("max_cost_usd",), "All cases together need a cap: write an amount in dollars.")
     if sum(divide_cap(found)) > found.max_cost_usd:
-        raise places.wrong(("max_cost_usd",), "The cases' own `max_cost_usd` come to more than this.")
+        raise source_map.error_at(("max_cost_usd",), "The cases' own `max_cost_usd` come to more than this.")
     return found
 
 
@@ -231,16 +233,16 @@ class _Stopped(msgspec.Struct, frozen=True):
 
 async def _run_unattended(make: MakeAgent, cap: int, text: str, **options: Any) -> Result[Any] | _Stopped:
     """Run a case. Where it waits for a person there is none: the run ends there, with a sentence."""
-    asked: list[NeedsPerson] = []
+    asked: list[ApprovalRequired] = []
     running: asyncio.Future[Result[Any]] | None = None
-    session = SortableIds(SystemClock().now).new()
+    session = SortableIds(SystemClock().now).make()
 
-    def waits(need: NeedsPerson, _: State) -> None:
+    def on_wait(need: ApprovalRequired, _: State) -> None:
         asked.append(need)
         if running is not None:
             running.cancel()
 
-    async with make(micros_to_usd(cap), waits) as agent:
+    async with make(micros_to_usd(cap), on_wait) as agent:
         running = asyncio.ensure_future(agent.run(text, id=session, **options))
         try:
             return await running
@@ -290,10 +292,10 @@ def make_case(name: str, messages: Sequence[Message], *, finished: bool) -> dict
     if not words:
         raise ConfigError(f"Nothing was said to a model in {name}: no case can be made of it.")
     calls = {part.tool: None for message in messages for part in message.parts if isinstance(part, ToolCall)}
-    said = [part.text for message in messages[-1:] for part in message.parts if isinstance(part, Text)]
+    texts = [part.text for message in messages[-1:] for part in message.parts if isinstance(part, Text)]
     expect: dict[str, Any] = {"calls": [*calls]} if calls else {}
-    if finished and said:
-        expect["equals"] = "".join(said)
+    if finished and texts:
+        expect["equals"] = "".join(texts)
     return {"name": name, "input": "\n".join(words), **({"expect": expect} if expect else {})}
 
 
@@ -312,12 +314,12 @@ def add_case(path: Path, case: dict[str, Any]) -> None:
     else:
         new = f"# What all cases may cost together.\nmax_cost_usd: {NEW_CAP_USD}\ncases:\n{part}"
     parse_evals(load_bytes(new.encode(), str(path)))
-    with _say_what_fails(path):
+    with _name_failing_file(path):
         path.write_text(new, "utf-8")
 
 
 @contextmanager
-def _say_what_fails(path: Path) -> Generator[None]:
+def _name_failing_file(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
@@ -330,8 +332,8 @@ def describe_change(run: EvalRun) -> str:
         return "This is the first run."
     mended = [case.name for case in run.cases if case.before == "failed" and case.passed]
     parts = [f"{len(run.broke)} broke" if run.broke else "", f"{len(mended)} mended" if mended else ""]
-    told = " and ".join(part for part in parts if part) or "nothing changed"
-    return f"Since the last run, {told}; it cost {format_usd(run.cost_before_usd)} then."
+    sentence = " and ".join(part for part in parts if part) or "nothing changed"
+    return f"Since the last run, {sentence}; it cost {format_usd(run.cost_before_usd)} then."
 
 
 def evaluate(folder: Path, settings: Settings, *, cases: Path | None = None, model: str = "") -> EvalRun:
@@ -339,7 +341,7 @@ def evaluate(folder: Path, settings: Settings, *, cases: Path | None = None, mod
     file = read_evals(cases or folder / CASES_FILE)
     name, now = folder.resolve().name, SystemClock().now()
     kept = settings.checkpoints.parent / "evals" / name
-    with _say_what_fails(kept):
+    with _name_failing_file(kept):
         kept.mkdir(parents=True, exist_ok=True)
     store, last = kept / f"{now}.db", kept / "last.json"
     own = msgspec.structs.replace(settings, store=str(store))
@@ -362,7 +364,7 @@ def evaluate(folder: Path, settings: Settings, *, cases: Path | None = None, mod
 
     outcomes = asyncio.run(run_evals(file, agent, judge))
     run = compare(make_run(name, now, str(store), file, outcomes), _read_last(last))
-    with _say_what_fails(last):
+    with _name_failing_file(last):
         last.write_bytes(encode_public_json(run))
     for old in sorted(kept.glob("*.db"))[:-KEPT_RUNS]:
         for each in kept.glob(f"{old.name}*"):

@@ -43,7 +43,7 @@ from halter.core.ports import (
 from halter.core.project import budget_row, rows_of_hold
 from halter.core.rows import NO_OWNER, HoldRow, SessionRow
 from halter.dispatch.dispatcher import ServeTicket
-from halter.guard.halts import StillHeld
+from halter.guard.halts import BudgetBusy
 from halter.guard.judge import lower_legs_to_policy
 from halter.guard.ledger import Ledger
 from halter.journal.store import StoreProblem, StoreRetry
@@ -93,27 +93,27 @@ def make_seeded_salts(seed: int | str) -> Callable[[int], bytes]:
 T = TypeVar("T")
 
 
-class Relay:
+class StoreProxy:
     """A store that passes every call on to another: the base of stores that differ in one thing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> "PatientRelay":
+    def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> "RetryingStoreProxy":
         """Return a store that retries while this one is unavailable, as `JournalStore.patient` does."""
-        return PatientRelay(self, StoreRetry(clock, trouble or StoreProblem()))
+        return RetryingStoreProxy(self, StoreRetry(clock, trouble or StoreProblem()))
 
-    async def way(self) -> None:
+    async def before_call(self) -> None:
         """Called before each use of the other store, and again before its answer is returned."""
 
     async def commit(self, write: Write) -> Committed:
-        return await self._passed(lambda: self._store.commit(write))
+        return await self._pass_through(lambda: self._store.commit(write))
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        return await self._passed(lambda: self._store.read(stream, after, limit))
+        return await self._pass_through(lambda: self._store.read(stream, after, limit))
 
     async def read_later(self, stream: StreamId, head: int) -> Callable[[], Sequence[Stored]]:
-        return await self._passed(lambda: self._store.read_later(stream, head))
+        return await self._pass_through(lambda: self._store.read_later(stream, head))
 
     async def claim(
         self,
@@ -122,45 +122,45 @@ class Relay:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        return await self._passed(lambda: self._store.claim(worker, limit, only, agents))
+        return await self._pass_through(lambda: self._store.claim(worker, limit, only, agents))
 
-    async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        return await self._passed(lambda: self._store.offer(limit, agents, put))
+    async def offer(self, limit: int, agents: AgentConcurrency, enqueue: EnqueueTickets) -> Offer:
+        return await self._pass_through(lambda: self._store.offer(limit, agents, enqueue))
 
     async def beat(
         self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
     ) -> HeartbeatReply:
-        return await self._passed(lambda: self._store.beat(worker, snapshots, about))
+        return await self._pass_through(lambda: self._store.beat(worker, snapshots, about))
 
     async def leave(self, worker: WorkerId) -> None:
-        await self._passed(lambda: self._store.leave(worker))
+        await self._pass_through(lambda: self._store.leave(worker))
 
     async def release(self, lease: Lease) -> None:
-        await self._passed(lambda: self._store.release(lease))
+        await self._pass_through(lambda: self._store.release(lease))
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        return await self._passed(lambda: self._store.ask(query))
+        return await self._pass_through(lambda: self._store.ask(query))
 
     async def put(self, data: bytes) -> Digest:
-        return await self._passed(lambda: self._store.put(data))
+        return await self._pass_through(lambda: self._store.put(data))
 
     async def get(self, digest: Digest) -> bytes:
-        return await self._passed(lambda: self._store.get(digest))
+        return await self._pass_through(lambda: self._store.get(digest))
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        await self._passed(lambda: self._store.index(document, chunks))
+        await self._pass_through(lambda: self._store.index(document, chunks))
 
     async def forget(self, document: str) -> None:
-        await self._passed(lambda: self._store.forget(document))
+        await self._pass_through(lambda: self._store.forget(document))
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        return await self._passed(lambda: self._store.indexed(documents))
+        return await self._pass_through(lambda: self._store.indexed(documents))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
-        return await self._passed(lambda: self._store.chunks(document))
+        return await self._pass_through(lambda: self._store.chunks(document))
 
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        return await self._passed(lambda: self._store.search(documents, words, limit))
+        return await self._pass_through(lambda: self._store.search(documents, words, limit))
 
     def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncIterator[Change]:
         return self._store.changes(matters)
@@ -168,26 +168,26 @@ class Relay:
     async def close(self) -> None:
         await self._store.close()
 
-    async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
-        await self.way()
+    async def _pass_through(self, use: Callable[[], Awaitable[T]]) -> T:
+        await self.before_call()
         answer = await use()
-        await self.way()
+        await self.before_call()
         return answer
 
 
-class PatientRelay(Relay):
+class RetryingStoreProxy(StoreProxy):
     """Retries while the other store is unavailable."""
 
     def __init__(self, store: Store, retry: StoreRetry) -> None:
         super().__init__(store)
         self._retry = retry
 
-    async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
+    async def _pass_through(self, use: Callable[[], Awaitable[T]]) -> T:
         try:
             answer = await use()
         except StoreUnavailable as away:
             return await self._retry.repeat(use, away)
-        self._retry.trouble.passed()
+        self._retry.trouble.clear()
         return answer
 
 
@@ -211,7 +211,7 @@ class Crashed(BaseException):
     """The process is dead. No `except Exception` catches it."""
 
 
-class CrashingStore(Relay):
+class CrashingStore(StoreProxy):
     """A store as one process sees it: other tasks run during each call, and the process can die.
 
     The store behind it stays intact, as a disk does. Every call of the dead process raises `Crashed`.
@@ -220,7 +220,7 @@ class CrashingStore(Relay):
     def __init__(self, store: Store, crash: Crash | None = None, on_death: Callable[[], object] = str) -> None:
         super().__init__(store)
         self._crash = crash
-        self._on_death = on_death
+        self._on_crash = on_death
         self.dead = False
         self.commits = 0
         self.written: list[Stored] = []
@@ -229,25 +229,25 @@ class CrashingStore(Relay):
     def die(self) -> None:
         if not self.dead:
             self.dead = True
-            self._on_death()
+            self._on_crash()
 
-    async def way(self) -> None:
+    async def before_call(self) -> None:
         """Let other tasks run; a dead process does not pass."""
         await asyncio.sleep(0)
-        self._refuse_if_dead()
+        self._require_alive()
 
     async def commit(self, write: Write) -> Committed:
-        await self.way()
+        await self.before_call()
         self.commits += 1
         planned = self._crash.kind if self._crash and self._crash.commit == self.commits else None
         if planned == "before":
             self.die()
-            self._refuse_if_dead()
+            self._require_alive()
         committed = await self._store.commit(write)
         self.written.extend(committed.fresh())
         if planned == "after":
             self.die()
-        await self.way()
+        await self.before_call()
         if planned == "answer_lost":
             raise StoreUnavailable("The store's answer was lost, as planned: repeat the write with the same key.")
         self.acknowledged.extend(committed.all())
@@ -255,13 +255,13 @@ class CrashingStore(Relay):
 
     async def changes(self, matters: Callable[[Change], bool] = matters_always) -> AsyncGenerator[Change]:
         async for change in self._store.changes(matters):
-            self._refuse_if_dead()
+            self._require_alive()
             yield change
 
     async def close(self) -> None:
         """Leave the store open: it outlives the process."""
 
-    def _refuse_if_dead(self) -> None:
+    def _require_alive(self) -> None:
         if self.dead:
             raise Crashed
 
@@ -271,11 +271,11 @@ class SharedTickets:
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[str, Ticket]] = deque()
-        self._ears: list[asyncio.Event] = []
+        self._subscribers: list[asyncio.Event] = []
 
     def put(self, tickets: Sequence[tuple[str, Ticket]]) -> None:
         self.waiting.extend(tickets)
-        for ear in self._ears:
+        for ear in self._subscribers:
             ear.set()
 
     def take(self, versions: Mapping[str, str]) -> Ticket | None:
@@ -286,9 +286,9 @@ class SharedTickets:
                 return ticket
         return None
 
-    def ear(self) -> asyncio.Event:
+    def subscribe(self) -> asyncio.Event:
         """Return an event that is set when tickets come."""
-        self._ears.append(ear := asyncio.Event())
+        self._subscribers.append(ear := asyncio.Event())
         return ear
 
 
@@ -299,12 +299,12 @@ class LocalTicketQueue:
         self._tickets = tickets
         self._versions = versions
 
-    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+    def enqueue(self, connection: Any, tickets: Sequence[Ticket]) -> None:
         self._tickets.put([(self._versions[ticket.agent], ticket) for ticket in tickets])
 
-    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+    async def serve(self, serve: ServeTicket, concurrency: int) -> None:
         """Serve tickets as they come, at most `concurrency` at once, until cancelled."""
-        ear, running = self._tickets.ear(), set[asyncio.Task[None]]()
+        ear, running = self._tickets.subscribe(), set[asyncio.Task[None]]()
 
         async def serve_one(ticket: Ticket) -> None:
             await serve(ticket)
@@ -347,18 +347,18 @@ class Worker:
     async def run(self) -> None:
         """Work until cancelled. Each claim also renews the leases of running turns."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen())
+            tasks.create_task(self._wait_for_commits())
             while True:
                 self._news.clear()
                 for lease in await self._store.claim(self._worker, MAX_CLAIMED):
                     tasks.create_task(self._take_turn(lease))
-                await self._rest(await self._next_look())
+                await self._sleep(await self._next_look())
 
     async def _take_turn(self, lease: Lease) -> None:
         with suppress(LeaseLost):
             await self._turn(lease)
 
-    async def _listen(self) -> None:
+    async def _wait_for_commits(self) -> None:
         async for _ in self._store.changes():
             self._news.set()
 
@@ -371,7 +371,7 @@ class Worker:
             moments.append(now + HEARTBEAT)
         return min(moments, default=None)
 
-    async def _rest(self, until: int | None) -> None:
+    async def _sleep(self, until: int | None) -> None:
         """Sleep until then, or until something was written."""
         seconds = None if until is None else (until - self._clock.now()) / SECOND
         with suppress(TimeoutError):
@@ -409,9 +409,9 @@ class _HoldIntent(msgspec.Struct, frozen=True):
 
 async def hold(
     ledger: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
-) -> HoldTaken | HoldRefused | StillHeld:
+) -> HoldTaken | HoldRefused | BudgetBusy:
     """Commit an intent with its hold, as a door does: wait for other holds if that can make room."""
-    committed = await ledger.commit_intent(_HoldIntent(lease, intent, body, attempt), ledger.patience)
+    committed = await ledger.commit_intent(_HoldIntent(lease, intent, body, attempt), ledger.hold_timeout)
     for stored in () if committed is None else committed.events:
         match stored.event:
             case CostCapReached() as refusal:
@@ -422,7 +422,7 @@ async def hold(
                 return HoldTaken(track_request(held, stored))
             case _:
                 pass
-    return StillHeld(intent_id(intent))
+    return BudgetBusy(intent_id(intent))
 
 
 def intent_id(intent: Intent) -> str:

@@ -49,13 +49,13 @@ class FunctionModel:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         said = self._function(prompt)
         reply = _make_reply(await said if inspect.isawaitable(said) else said)
-        if hear is not None and reply.text:
-            hear(reply.text)
+        if on_text is not None and reply.text:
+            on_text(reply.text)
         return reply
 
 

@@ -138,9 +138,9 @@ def throwaway_cluster(settings: Mapping[str, str] = {}) -> Generator[Cluster]:
 
 def find_postgres_binaries() -> Path:
     """Find the folder with the newest PostgreSQL server: Debian's, or the one on the PATH."""
-    found = [folder.parent for folder in DEBIAN_POSTGRES.glob("*/bin/postgres")]
-    if found:
-        return max(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.parent.name)])
+    paths = [folder.parent for folder in DEBIAN_POSTGRES.glob("*/bin/postgres")]
+    if paths:
+        return max(paths, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.parent.name)])
     for place in os.get_exec_path():
         if (Path(place) / "initdb").exists() and (Path(place) / "postgres").exists():
             return Path(place)

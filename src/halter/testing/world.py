@@ -124,13 +124,13 @@ class SeedLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         if not self._threads:
-            return self._done_at_once(func, *args)
+            return self._run_inline(func, *args)
         future = super().run_in_executor(executor, func, *args)
         self._virtual.outside += 1
         future.add_done_callback(self._came_back)
         return future
 
-    def _done_at_once(self, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+    def _run_inline(self, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -173,14 +173,14 @@ class SeedLoop(asyncio.SelectorEventLoop):
         if when == math.inf:
             # Never scheduled: otherwise time would pass forever instead of a Deadlock.
             return asyncio.TimerHandle(when, callback, args, self, context)
-        when = self._whole(when)
+        when = self._round_time(when)
         if self._pool is None:
             return super().call_at(when, callback, *args, context=context)
         entry = _Entry(callback, args, self, context)
         entry.timer = super().call_at(when, self._enter, self._pool, entry)
         return entry.timer
 
-    def _whole(self, when: float) -> float:
+    def _round_time(self, when: float) -> float:
         """Round to whole microseconds, and a time in the future to one after now.
 
         Otherwise `while loop.time() < deadline: await sleep(deadline - loop.time())` would never end.
@@ -220,14 +220,14 @@ class _VirtualSelector(selectors.DefaultSelector):
         if self.outside:
             return super().select(_REAL_WAIT)
         if self.at_rest:
-            self._tell_quiet()
+            self._notify_quiet()
         elif timeout is None:
             raise Deadlock(_describe_deadlock())
         else:
             self.elapsed += round(timeout * SECOND)
         return events
 
-    def _tell_quiet(self) -> None:
+    def _notify_quiet(self) -> None:
         waiting, self.at_rest = self.at_rest, []
         for quiet in waiting:
             if not quiet.done():
@@ -263,8 +263,8 @@ class _Pool:
     half-made transport.
     """
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         self._free: list[_Entry] = []
         self._behind: deque[tuple[_Entry, bool]] = deque()  # Begins with an ordered entry, or is empty.
 
@@ -276,7 +276,7 @@ class _Pool:
 
     def draw(self) -> None:
         """Run one entry; asyncio calls this once for each entry that was added."""
-        index = int(self._chance.random() * (len(self._free) + bool(self._behind)))
+        index = int(self._rng.random() * (len(self._free) + bool(self._behind)))
         if index == len(self._free):
             entry = self._next_ordered()
         else:
@@ -348,15 +348,15 @@ class World:
         self.journal = JournalStore(self._engine(path), inline=True, salt=make_seeded_salts(f"salts {seed}"))
         self._runner = asyncio.Runner(loop_factory=lambda: self.clock)
         self._tasks = asyncio.TaskGroup()
-        self._watching: asyncio.Task[Any] | None = None
+        self._watch_task: asyncio.Task[Any] | None = None
         self._lives: list[CrashingStore] = []
         self._workers = 0
         self._begin(crash)
 
     def _engine(self, path: str | PathLike[str] | None) -> Engine:
         if path is None:
-            return MemoryEngine(now=self.clock.now, new_id=self.ids.new, lease=self.lease)
-        return SqliteEngine(str(path), now=self.clock.now, new_id=self.ids.new, lease=self.lease)
+            return MemoryEngine(now=self.clock.now, new_id=self.ids.make, lease=self.lease)
+        return SqliteEngine(str(path), now=self.clock.now, new_id=self.ids.make, lease=self.lease)
 
     def _begin(self, crash: Crash | None = None) -> None:
         self.store = CrashingStore(self.journal, crash, self._cancel_all)
@@ -375,7 +375,7 @@ class World:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in this world, from sync code. Everything it spawned ends with it."""
         try:
-            return self._runner.run(self._watched(main))
+            return self._runner.run(self._run_watched(main))
         except KeyboardInterrupt:
             # It ends a task from within; asyncio would log that its exception was never retrieved.
             self.clock.set_exception_handler(_ignore_exception)
@@ -446,28 +446,28 @@ class World:
         self, session: str | None = None, *, agent: str = "agent", task: str = "", kind: SessionKind = "task"
     ) -> SessionId:
         """Start a session for a person; it is due at once. Idempotent."""
-        name = SessionId(session or self.ids.new())
+        name = SessionId(session or self.ids.make())
         event = SessionStarted(session=name, agent=agent, kind=kind, started_by="person")
         await self.store.commit(start_session(event, to_body(task)))
         return name
 
     async def say(self, session: str, text: str, sender: str = "person") -> None:
         """Put a message into a session's inbox."""
-        await self.store.commit(post_message(session, self.ids.new(), to_body(text), sender))
+        await self.store.commit(post_message(session, self.ids.make(), to_body(text), sender))
 
     async def session(self, session: str) -> Session:
         """Fold a session's state from its events."""
         return replay(await self.events(session_stream(session)))
 
     async def events(self, stream: StreamId) -> list[Stored]:
-        found: list[Stored] = []
-        while page := await self.journal.read(stream, len(found), PAGE):
-            found += page
-        return found
+        events: list[Stored] = []
+        while page := await self.journal.read(stream, len(events), PAGE):
+            events += page
+        return events
 
-    async def _watched(self, main: Coroutine[Any, Any, T]) -> T:
+    async def _run_watched(self, main: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine and for all tasks of the world; report all failures."""
-        self._watching = asyncio.current_task()
+        self._watch_task = asyncio.current_task()
         failures: BaseExceptionGroup[BaseException]
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -481,7 +481,7 @@ class World:
         raise failures.exceptions[0] if len(failures.exceptions) == 1 else failures
 
     async def _end(self) -> None:
-        self._watching = None
+        self._watch_task = None
         self._cancel_all()
         await self._unwound()
         await self.journal.close()
@@ -491,7 +491,7 @@ class World:
             await asyncio.gather(*others, return_exceptions=True)
 
     def _others(self) -> set[asyncio.Task[Any]]:
-        return asyncio.all_tasks(self.clock) - {self._watching, asyncio.current_task(self.clock)}
+        return asyncio.all_tasks(self.clock) - {self._watch_task, asyncio.current_task(self.clock)}
 
     def _cancel_all(self) -> None:
         for task in self._others():
@@ -553,19 +553,19 @@ class Fleet:
 
     def __init__(self, world: World, home: str | PathLike[str]) -> None:
         self.world = world
-        self.told: list[tuple[str, str]] = []
-        place = Path(home)
-        fleet = {"HALTER_FLEET": str(place / "halter.yaml")} if (place / "halter.yaml").exists() else {}
-        self._environ = {"HALTER_TRUST": str(place / "trust.json"), "HALTER_PERSON": PERSON, **fleet}
-        self._settings = read_settings(self._environ, place, "memory:")
+        self.reports: list[tuple[str, str]] = []
+        path = Path(home)
+        fleet = {"HALTER_FLEET": str(path / "halter.yaml")} if (path / "halter.yaml").exists() else {}
+        self._environ = {"HALTER_TRUST": str(path / "trust.json"), "HALTER_PERSON": PERSON, **fleet}
+        self._settings = read_settings(self._environ, path, "memory:")
 
     def start(self, *folders: str | PathLike[str]) -> asyncio.Task[None]:
         """Start the process, and trust the code in these folders."""
         places = [Path(folder) for folder in folders]
-        for place in places:
-            open_trust(self._settings).trust(place, digest_folder(place), PERSON, self.world.now)
-        mode, chance = quiet_mode(self.world.lease), random.Random(self.world.seed)
-        up = Supervisor(self._app(), self._hear, _ignore, chance, mode=mode)
+        for path in places:
+            open_trust(self._settings).trust(path, digest_folder(path), PERSON, self.world.now)
+        mode, rng = quiet_mode(self.world.lease), random.Random(self.world.seed)
+        up = Supervisor(self._app(), self._on_report, _ignore, rng, mode=mode)
         return self.world.spawn(up.run(places))
 
     async def receipt(self, session: str) -> Receipt:
@@ -578,10 +578,10 @@ class Fleet:
 
     async def answer(self, asked: PendingDecision, verdict: Verdict) -> None:
         """Approve or deny, as a person."""
-        await self.world.store.commit(answer_decision(asked, verdict, PERSON, self.world.ids.new()))
+        await self.world.store.commit(answer_decision(asked, verdict, PERSON, self.world.ids.make()))
 
-    def _hear(self, agent: str, sentence: str) -> None:
-        self.told.append((agent, sentence))
+    def _on_report(self, agent: str, sentence: str) -> None:
+        self.reports.append((agent, sentence))
 
     def _app(self) -> Runtime:
         """Make the runtime that `halter up` opens, with the store, the clock and the ids of the world."""

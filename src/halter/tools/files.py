@@ -101,7 +101,7 @@ class Folder:
         self._protected = NO_PROTECTED_PATHS
 
     def protect(self, paths: ProtectedPaths) -> None:
-        self._protected = self._protected.joined(paths)
+        self._protected = self._protected.union(paths)
 
     def read(self, path: str, offset: int, limit: int) -> str:
         sight = self._protected.sight(reads=True)
@@ -110,7 +110,7 @@ class Folder:
             if not stat.S_ISREG(found.st_mode):
                 raise Failed("NotAFile", f"{path} is a {_kind(found.st_mode)}, and only files are read and written.")
             size = found.st_size
-            _refuse(sight.of_file(identity_of(fd)), path)
+            _refuse(sight.judge_file(identity_of(fd)), path)
             data = _read(fd, offset, limit)
         end = offset + len(data)
         more = f"\n[{size - end:,} more bytes: read on with offset={end}]" if end < size else ""
@@ -122,7 +122,7 @@ class Folder:
             raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; at most {limit:,} are allowed.")
         sight = self._protected.sight()
         with self._parent(path, sight, make=True) as (parent, name):
-            _refuse_target(name, parent, path, sight)
+            _reject_target(name, parent, path, sight)
             _replace(name, parent, data, _mode_of_replaced(name, parent, path))
         return f"Wrote {len(data):,} bytes to {path}."
 
@@ -131,8 +131,8 @@ class Folder:
             with os.scandir(fd) as found:
                 names = sorted(each.name for each in found)
             shown = [_entry(name, fd) for name in names[:limit]]
-        left = len(names) - len(shown)
-        return [*shown, {"note": f"{left:,} more are not shown"}] if left else shown
+        remaining = len(names) - len(shown)
+        return [*shown, {"note": f"{remaining:,} more are not shown"}] if remaining else shown
 
     def matching(self, pattern: str, path: str, limit: int) -> list[str]:
         from fnmatch import fnmatchcase
@@ -149,7 +149,7 @@ class Folder:
         """Delete one file, link or empty folder; a link is not followed."""
         sight = self._protected.sight()
         with self._parent(path, sight) as (parent, name), _translate_errors(path):
-            _refuse_target(name, parent, path, sight)
+            _reject_target(name, parent, path, sight)
             if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.rmdir(name, dir_fd=parent)
             else:
@@ -161,16 +161,16 @@ class Folder:
         parts = split_path(path)
         if not parts:
             raise Failed("BadPath", f"{path!r} is the root itself: name something below it.")
-        with self._walked(parts[:-1], path, sight, make=make) as fd:
+        with self._walk(parts[:-1], path, sight, make=make) as fd:
             yield fd, parts[-1]
 
     @contextmanager
     def _folder(self, path: str, sight: ProtectedSnapshot) -> Generator[int]:
-        with self._walked(split_path(path), path, sight, make=False) as fd:
+        with self._walk(split_path(path), path, sight, make=False) as fd:
             yield fd
 
     @contextmanager
-    def _walked(self, parts: tuple[str, ...], path: str, sight: ProtectedSnapshot, *, make: bool) -> Generator[int]:
+    def _walk(self, parts: tuple[str, ...], path: str, sight: ProtectedSnapshot, *, make: bool) -> Generator[int]:
         """Open folder after folder, each below the one before. The root itself may be a link.
 
         Its target is checked once it is open, not when the agent was loaded.
@@ -178,8 +178,8 @@ class Folder:
         with _translate_errors(path):
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         try:
-            _refuse(sight.of_root(fd), path)
-            _refuse_agents(fd, path, sight)
+            _refuse(sight.judge_root(fd), path)
+            _reject_agent_folder(fd, path, sight)
             for part in parts:
                 with _translate_errors(path):
                     if make:
@@ -188,8 +188,8 @@ class Folder:
                     below = os.open(part, _FOLDER, dir_fd=fd)
                 os.close(fd)
                 fd = below
-                _refuse(sight.of_folder(identity_of(fd)), path)
-                _refuse_agents(fd, path, sight)
+                _refuse(sight.judge_folder(identity_of(fd)), path)
+                _reject_agent_folder(fd, path, sight)
             yield fd
         finally:
             os.close(fd)
@@ -200,19 +200,19 @@ def _refuse(reach: ProtectedReach | None, path: str) -> None:
         raise Failed("Protected", f"{path} leads to what no tool may reach: {reach.thing.what}.")
 
 
-def _refuse_agents(fd: int, path: str, sight: ProtectedSnapshot) -> None:
+def _reject_agent_folder(fd: int, path: str, sight: ProtectedSnapshot) -> None:
     """Refuse to write below the folder of any agent, even a new one."""
     if not sight.reads and contains_agent_file(fd):
         raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
 
 
-def _refuse_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
+def _reject_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
     """Refuse a file that makes a folder an agent's, or another name of a protected file."""
     if name.casefold() in CONFIG_FILE_NAMES:
         raise Failed("Protected", f"{path}: only a person may write a file of this name.")
     with _translate_errors(path), suppress(FileNotFoundError):
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        _refuse(sight.of_file((about.st_dev, about.st_ino)), path)
+        _refuse(sight.judge_file((about.st_dev, about.st_ino)), path)
 
 
 def split_path(path: str) -> tuple[str, ...]:

@@ -129,10 +129,10 @@ class FunctionArguments:
         adapter = _compile_adapter(tool, self._fields, signature)
         # Without the adapter's own checks of options that are never given.
         self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
-        self._plain = _JSON_TYPES.issuperset(self._fields.values())
+        self._is_plain_json = _JSON_TYPES.issuperset(self._fields.values())
         defaults: list[Any] = [signature.parameters[name].default for name in self._fields]
         plain = all(each is inspect.Parameter.empty or type(each) in _JSON_TYPES for each in defaults)
-        self._has_nulls = not (self._plain and plain)
+        self._has_nulls = not (self._is_plain_json and plain)
         self.schema = json.dumps(adapter.json_schema()).encode()
 
     @property
@@ -143,7 +143,7 @@ class FunctionArguments:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
             values = self._read(arguments)
-            canonical = _WRITE_PLAIN(values) if self._plain else canonical_json(self._dump(values, mode="json"))
+            canonical = _WRITE_PLAIN(values) if self._is_plain_json else canonical_json(self._dump(values, mode="json"))
             # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
             if self._has_nulls and canonical.find(b"null") >= 0 and self._read(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
@@ -156,17 +156,17 @@ class FunctionArguments:
         except (ValueError, TypeError, RecursionError) as error:
             return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
 
-    def filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+    def fill(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         """The arguments of the call: secrets in place of their names, and the call's id."""
         if find_secret_names(arguments.canonical):
-            values = self.read(self.revealed(arguments, permit), permit.id)
+            values = self.read(self.reveal_secrets(arguments, permit), permit.id)
         elif self._keys:
             values = {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))}
         else:
             values = arguments.values
         return {**values, **dict.fromkeys(self.near, NearBudget(permit.near_budget))} if self.near else values
 
-    def revealed(self, arguments: Valid, permit: Permit) -> bytes:
+    def reveal_secrets(self, arguments: Valid, permit: Permit) -> bytes:
         """Put secrets into the plain JSON, so that they reach arguments of every type."""
         try:
             return canonical_json(substitute_secrets(json.loads(arguments.canonical), permit.reveal))
@@ -226,9 +226,9 @@ def _field(annotation: Any, default: Any) -> Any:
 def _describe_mistakes(error: "ValidationError") -> str:
     """What is wrong and where, without the value: it may be large or private."""
     mistakes = error.errors(include_url=False, include_input=False, include_context=False)
-    told = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in mistakes[:_TOLD]]
-    left = len(mistakes) - len(told)
-    return "; ".join(told) + (f"; and {left} more." if left else ".")
+    sentences = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in mistakes[:_TOLD]]
+    remaining = len(mistakes) - len(sentences)
+    return "; ".join(sentences) + (f"; and {remaining} more." if remaining else ".")
 
 
 def _format_location(loc: tuple[int | str, ...]) -> str:
@@ -252,7 +252,7 @@ class FunctionTool:
         spec: ToolSpec,
         check: CheckArguments | None,
         max_output: int,
-        given: Mapping[str, Any] = MappingProxyType({}),
+        values: Mapping[str, Any] = MappingProxyType({}),
         writes: str = "",
         *,
         threaded: bool = False,
@@ -263,8 +263,8 @@ class FunctionTool:
         self._arguments = FunctionArguments(spec.name, function)
         self._check = None if check is None else PermitGate(check)
         self._max_output = max_output
-        self._given = given
-        self._writes = writes
+        self._dependencies = values
+        self._has_effect = writes
         self.place: RootedTool | None = None
         self._threaded = threaded
         self._starts: Callable[[], None] | None = None
@@ -286,7 +286,7 @@ class FunctionTool:
         if not self._arguments.deps:
             return self
         made = copy.copy(self)
-        made._given = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
+        made._dependencies = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
         return made
 
     def trusted_by(self, starts: Callable[[], None]) -> "FunctionTool":
@@ -302,41 +302,41 @@ class FunctionTool:
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         valid = self._arguments.validate(arguments)
-        if not self._writes or isinstance(valid, Invalid):
+        if not self._has_effect or isinstance(valid, Invalid):
             return valid
-        content = str(valid.values[self._writes]).encode("utf-8", "surrogatepass")
+        content = str(valid.values[self._has_effect]).encode("utf-8", "surrogatepass")
         return replace(valid, writes=(sha256(content).hexdigest(),))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         function = self._function.open(permit)
         if self.spec.isolate:
-            plain = self._arguments.revealed(arguments, permit)
+            plain = self._arguments.reveal_secrets(arguments, permit)
             if self._starts is not None:
                 # It reads the agent's folder, which may be large.
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
         given = self._arguments
         plain = not given.adds and DOLLAR not in arguments.canonical
-        filled = arguments.values if plain else self._filled(arguments, permit)
+        filled = arguments.values if plain else self._fill_arguments(arguments, permit)
         if self._awaited:
             try:
                 result = await function(**filled)
             except BaseException as error:  # noqa: BLE001 It is raised again, as what it is.
                 _raise_failure(error)
             return to_output(result, self._max_output)
-        return await self._called(function, filled, unstoppable=self.spec.effect == "write")
+        return await self._call(function, filled, unstoppable=self.spec.effect == "write")
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         """Run the tool's own check; without one, the outcome is unknown."""
         if self._check is None:
             return "unknown"
         check = self._check.open(permit)
-        filled = self._filled(arguments, permit)
+        filled = self._fill_arguments(arguments, permit)
         values = {name: filled[name] for name in inspect.signature(check).parameters}
-        found = (await self._called(check, values, unstoppable=False)).text
+        found = (await self._call(check, values, unstoppable=False)).text
         return cast("EffectStatus", found) if found in get_args(EffectStatus) else "unknown"
 
-    async def _called(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
+    async def _call(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
         """Call a function where it belongs: on the loop, in a thread, or in a fork."""
         if inspect.iscoroutinefunction(function):
             try:
@@ -346,17 +346,17 @@ class FunctionTool:
             return to_output(result, self._max_output)
         call = partial(_call_now, function, values)
         if self._threaded:
-            return to_output(await _in_thread(call, function.__name__, unstoppable=unstoppable), self._max_output)
+            return to_output(await _run_in_thread(call, function.__name__, unstoppable=unstoppable), self._max_output)
         return await run_forked(call, function.__name__, self._max_output)
 
-    def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
-        filled, deps = self._arguments.filled(arguments, permit), self._arguments.deps
+    def _fill_arguments(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+        filled, deps = self._arguments.fill(arguments, permit), self._arguments.deps
         if not deps:
             return filled
-        missing = [name for name in deps if name not in self._given]
+        missing = [name for name in deps if name not in self._dependencies]
         if missing:
             raise Failed("NoDeps", f"{self.spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
-        return {**filled, **self._given}
+        return {**filled, **self._dependencies}
 
     def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
         raise TypeError(
@@ -420,13 +420,13 @@ def tool(
     if function is None:
         return lambda function: tool(function, **options)
     check = options.get("check")
-    most, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
+    limit, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
     threaded = options.get("isolate") is False
     return FunctionTool(
         function,
         _describe_function(function, options),
         check,
-        most,
+        limit,
         writes=writes,
         threaded=threaded,
         declared=_read_declared(options),
@@ -434,15 +434,15 @@ def tool(
 
 
 def _read_declared(options: ToolOptions) -> DeclaredParts:
-    said: dict[str, Any] = {name: options[name] for name in DeclaredParts.__struct_fields__ if name in options}
-    if not said:
+    raw: dict[str, Any] = {name: options[name] for name in DeclaredParts.__struct_fields__ if name in options}
+    if not raw:
         return NOTHING_DECLARED
     for name, choices in (("reads", get_args(Reads)), ("reach", get_args(Reach))):
-        if name in said:
-            _check_choice(name, said[name], choices)
-    if "asks" in said:
-        said["asks"] = tuple(said["asks"])
-    return DeclaredParts(**said)
+        if name in raw:
+            _check_choice(name, raw[name], choices)
+    if "asks" in raw:
+        raw["asks"] = tuple(raw["asks"])
+    return DeclaredParts(**raw)
 
 
 def _declare(spec: ToolSpec, said: DeclaredParts) -> ToolSpec:
@@ -524,7 +524,7 @@ def _raise_failure(error: BaseException) -> NoReturn:
     raise _failure(error) from error
 
 
-async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
+async def _run_in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
     # The thread has the context of the call, in which what it prints is masked.
     work = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), copy_context().run, call)
     try:
@@ -637,10 +637,12 @@ class SchemaChecker:
         from referencing import Registry
 
         self.text = text
-        self._left = 0
+        self._remaining = 0
         left = _LEFT_TO_SERVER | (_LEFT_IF_NAMES_MATCH if b'"patternProperties"' in text else frozenset[str]())
         rules = {**base.VALIDATORS, "pattern": _pattern, **dict.fromkeys(left, _skip_check)}
-        counted = {name: self._counted(rule, _FOLLOWED if name in _REFERENCES else 1) for name, rule in rules.items()}
+        counted = {
+            name: self._count_rule(rule, _FOLLOWED if name in _REFERENCES else 1) for name, rule in rules.items()
+        }
         kind: Any = cast("Any", validators).extend(base, counted)
         # A registry that is empty and has no way to fill itself: nothing is ever fetched.
         self._validator: Any = kind(schema, registry=cast("Any", Registry)())
@@ -657,35 +659,35 @@ class SchemaChecker:
 
     def validate(self, name: str, arguments: bytes) -> Valid | Invalid:
         try:
-            values = json.loads(arguments.strip() or b"{}", parse_constant=_refuse_constant)
+            values = json.loads(arguments.strip() or b"{}", parse_constant=_reject_constant)
             if not isinstance(values, dict):
                 return Invalid(f"The arguments of {name} must be an object.")
             canonical = canonical_json(values)
         except (ValueError, RecursionError) as error:
             return Invalid(f"The arguments of {name} cannot be read as JSON: {str(error)[:_SHOWN]}.")
-        told = self._told(cast("dict[str, Any]", values))
-        if told:
-            return Invalid(f"The arguments of {name} do not fit. {told}")
+        sentence = self._describe(cast("dict[str, Any]", values))
+        if sentence:
+            return Invalid(f"The arguments of {name} do not fit. {sentence}")
         return Valid(cast("dict[str, Any]", values), canonical)
 
-    def _told(self, values: dict[str, Any]) -> str:
+    def _describe(self, values: dict[str, Any]) -> str:
         try:
             mistakes = self._mistakes(values)
         except (TooCostly, RecursionError):
             return "Its schema is too complex to check them; simpler arguments may work."
         except _list_schema_errors() as error:
             return f"Its schema cannot be applied to them ({type(error).__name__})."
-        left = len(mistakes) - _TOLD
-        return "; ".join(mistakes[:_TOLD]) + (f"; and {left} more." if left > 0 else "." if mistakes else "")
+        remaining = len(mistakes) - _TOLD
+        return "; ".join(mistakes[:_TOLD]) + (f"; and {remaining} more." if remaining > 0 else "." if mistakes else "")
 
     def _mistakes(self, values: dict[str, Any]) -> list[str]:
-        self._left = MAX_CHECK_STEPS
+        self._remaining = MAX_CHECK_STEPS
         return [_mistake(error) for error in self._validator.iter_errors(values)]
 
-    def _counted(self, rule: _Rule, price: int) -> _Rule:
+    def _count_rule(self, rule: _Rule, price: int) -> _Rule:
         def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-            self._left -= price + (len(cast("list[Any]", value)) if isinstance(value, list | dict) else 0)
-            if self._left < 0:
+            self._remaining -= price + (len(cast("list[Any]", value)) if isinstance(value, list | dict) else 0)
+            if self._remaining < 0:
                 raise TooCostly
             return rule(validator, value, instance, schema)
 
@@ -758,15 +760,15 @@ def _skip_check(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> N
 def _mistake(error: Any) -> str:
     """What is wrong and where, without the value: it may be large or private."""
     place = ".".join(str(step) for step in error.absolute_path)
-    wanted = json.dumps(error.validator_value, ensure_ascii=False)
+    query = json.dumps(error.validator_value, ensure_ascii=False)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known: Mapping[str, Any] = error.schema.get("properties", {})
         extra = sorted(str(name)[:40] for name in cast("dict[str, Any]", error.instance) if name not in known)
-        wanted = f"{wanted[:_SHOWN]}, but there is {', '.join(extra[:_TOLD])}"
-    elif len(wanted) > _SHOWN:
-        wanted = f"{wanted[:_SHOWN]}…"
-    return f"{place}: {error.validator} is {wanted}" if place else f"{error.validator} is {wanted}"
+        query = f"{query[:_SHOWN]}, but there is {', '.join(extra[:_TOLD])}"
+    elif len(query) > _SHOWN:
+        query = f"{query[:_SHOWN]}…"
+    return f"{place}: {error.validator} is {query}" if place else f"{error.validator} is {query}"
 
 
-def _refuse_constant(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")

@@ -165,43 +165,43 @@ class WebAccess:
     resolve: ResolveHost
     tls: ssl.SSLContext | None
 
-    async def ask(self, asked: OutgoingRequest) -> str:
+    async def ask(self, request: OutgoingRequest) -> str:
         """Send a request and follow redirects, each of which is checked again."""
         from httpx2 import AsyncClient
 
         async with AsyncClient(verify=self._tls, trust_env=False, timeout=self.timeout) as client:
             for _ in range(_MAX_REDIRECTS + 1):
-                answer = await self._ask_once(client, asked)
+                answer = await self._ask_once(client, request)
                 if isinstance(answer, str):
                     return answer
-                asked = answer
-        raise Failed("TooManyRedirects", f"more than {_MAX_REDIRECTS} redirects, the last one to {asked.url}.")
+                request = answer
+        raise Failed("TooManyRedirects", f"more than {_MAX_REDIRECTS} redirects, the last one to {request.url}.")
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return self.tls or make_tls_context()
 
-    async def _ask_once(self, client: "AsyncClient", asked: OutgoingRequest) -> "str | OutgoingRequest":
+    async def _ask_once(self, client: "AsyncClient", request: OutgoingRequest) -> "str | OutgoingRequest":
         from httpx2 import LocalProtocolError, TransportError
 
-        url = self._permitted(asked.url)
+        url = self._require_permitted(request.url)
         host = url.raw_host.decode()
         addresses = check_addresses(host, await self.resolve(host, _port(url)), self.allowed)
         try:
-            return await self._answered(client, asked, url, addresses)
+            return await self._send(client, request, url, addresses)
         except LocalProtocolError as error:
             raise Failed("BadRequest", f"the request cannot be written: {error}") from error
         except TransportError as error:
-            if asked.method == "GET":
+            if request.method == "GET":
                 raise
             raise Unstoppable(f"{host} may or may not have done it: its answer was lost ({error!r}).") from error
 
-    async def _answered(
-        self, client: "AsyncClient", asked: OutgoingRequest, url: "URL", addresses: Sequence[str]
+    async def _send(
+        self, client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
     ) -> "str | OutgoingRequest":
-        response = await _send_request(client, asked, url, addresses)
+        response = await _send_request(client, request, url, addresses)
         try:
-            if asked.method == "GET" and response.status_code in _REDIRECTS and "location" in response.headers:
+            if request.method == "GET" and response.status_code in _REDIRECTS and "location" in response.headers:
                 location = response.headers["location"]
                 from httpx2 import InvalidURL
 
@@ -210,12 +210,12 @@ class WebAccess:
                 except InvalidURL as error:
                     raise Failed("BadUrl", f"{url.host} redirects to an invalid address: {error}") from error
                 same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
-                return replace(asked, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
-            return await self._told(response)
+                return replace(request, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
+            return await self._describe_response(response)
         finally:
             await response.aclose()
 
-    def _permitted(self, text: str) -> "URL":
+    def _require_permitted(self, text: str) -> "URL":
         from httpx2 import URL, InvalidURL
 
         try:
@@ -231,7 +231,7 @@ class WebAccess:
             raise Failed("HostNotAllowed", f"{host} is not among the hosts that may be asked: {', '.join(self.hosts)}.")
         return url
 
-    async def _told(self, response: "Response") -> str:
+    async def _describe_response(self, response: "Response") -> str:
         data = bytearray()
         async for chunk in response.aiter_raw():
             data += chunk
@@ -239,14 +239,14 @@ class WebAccess:
                 break
         cut = "\n[the answer is longer; the rest was not read]" if len(data) > self.max_bytes else ""
         body = _decode_body(bytes(data[: self.max_bytes]), response.charset_encoding, 2 * self.max_bytes)
-        told = [
+        sentences = [
             f"{name}: {response.headers[name]}" for name in ("content-type", "location") if name in response.headers
         ]
-        return "\n".join([f"{response.status_code} {response.reason_phrase}", *told, "", body]) + cut
+        return "\n".join([f"{response.status_code} {response.reason_phrase}", *sentences, "", body]) + cut
 
 
 async def _send_request(
-    client: "AsyncClient", asked: OutgoingRequest, url: "URL", addresses: Sequence[str]
+    client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
 ) -> "Response":
     """Try the addresses in turn; only a connection that was never made leads on to the next."""
     from httpx2 import ConnectError, ConnectTimeout
@@ -254,7 +254,7 @@ async def _send_request(
     reason = ""
     for address in addresses:
         try:
-            return await client.send(_pin_address(client, asked, url, address), stream=True)
+            return await client.send(_pin_address(client, request, url, address), stream=True)
         except (ConnectError, ConnectTimeout) as error:
             reason = str(error)
     raise Failed("ConnectError", f"{url.host} cannot be reached: {reason}")
@@ -279,17 +279,17 @@ def _patterns(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(host.lower().rstrip(".") for host in hosts)
 
 
-def _pin_address(client: "AsyncClient", asked: OutgoingRequest, url: "URL", address: str) -> "Request":
+def _pin_address(client: "AsyncClient", request: OutgoingRequest, url: "URL", address: str) -> "Request":
     """Send a request to one address, with the name for the Host header and the certificate."""
-    headers = _lower_names(asked.headers)
+    headers = _lower_names(request.headers)
     ours = headers.keys() & _OURS
     if ours:
         raise Failed("BadHeader", f"{', '.join(sorted(ours))} cannot be set: the request itself decides it.")
     return client.build_request(
-        asked.method,
+        request.method,
         url.copy_with(host=address),
         headers={**headers, "host": url.netloc.decode(), "accept-encoding": "identity"},
-        content=asked.body or None,
+        content=request.body or None,
         extensions={"sni_hostname": url.raw_host.decode()},
     )
 

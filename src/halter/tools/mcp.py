@@ -128,10 +128,10 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
             pass
         case _:
             return "it has no name or no schema"
-    said = cast("dict[str, Any]", entry)
+    raw = cast("dict[str, Any]", entry)
     full = f"{server}{SERVER_SEPARATOR}{re.sub('[./]', '_', name)}"
-    description: Any = said.get("description") or ""
-    hints: Any = said.get("annotations") or {}
+    description: Any = raw.get("description") or ""
+    hints: Any = raw.get("annotations") or {}
     if _NAME.fullmatch(name) is None:
         return "its name has characters that no model can write; letters, digits, _, -, . and / are understood"
     if len(full) > _LONGEST:
@@ -146,7 +146,7 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
     text = clean(description) or name
     spec = spec_from_hints(full, text, checker.text, cast("dict[str, Any]", hints), server=server)
     try:
-        return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker, said)
+        return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker, raw)
     except (ValueError, RecursionError):
         return "its annotations cannot be read"
 
@@ -159,8 +159,8 @@ def _seal_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> ToolSpec:
 
 def _sentence(server: str, entry: Any, why: str) -> str:
     name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
-    told = f"The tool {name[:80]!r}" if isinstance(name, str) else "A tool"
-    return f"{told} of the server {server} is left out: {why}."
+    sentence = f"The tool {name[:80]!r}" if isinstance(name, str) else "A tool"
+    return f"{sentence} of the server {server} is left out: {why}."
 
 
 _INHERITED: Final = ("PATH", "HOME", "LANG")
@@ -176,11 +176,11 @@ _LISTEN_PATIENCE: Final = 2.0
 """Seconds in which a server should say that it will tell of changes; after that its tools are listed anyway."""
 
 
-def _no_secrets(name: str) -> str:
+def _reject_secrets(name: str) -> str:
     raise KeyError(name)
 
 
-def _tell_nothing(_: str) -> None:
+def _ignore_progress(_: str) -> None:
     """Report no progress."""
 
 
@@ -200,9 +200,9 @@ class McpTerms:
 
     clock: Clock
     environment: Mapping[str, str]
-    reveal: Callable[[str], str] = _no_secrets
+    reveal: Callable[[str], str] = _reject_secrets
     starts: Callable[[], None] = _allow_start
-    tell: Callable[[str], None] = _tell_nothing
+    report: Callable[[str], None] = _ignore_progress
     tells_every: int = 5 * SECOND
     timeout: int = DEFAULT_TOOL_TIMEOUT
     grace: int = 2 * SECOND
@@ -268,7 +268,7 @@ class McpTool:
 
     async def relay(self, arguments: Valid, permit: Permit, relay: CallRelay) -> "CallToolResult":
         """Make the call, and return what the server said as it came."""
-        plain = self._revealed(arguments, permit)
+        plain = self._reveal_secrets(arguments, permit)
         async with asyncio.timeout(self.spec.timeout / SECOND):
             return await self._server.call(self.spec, self._name, plain, permit, relay)
 
@@ -276,7 +276,7 @@ class McpTool:
         permit.use()
         return "unknown"
 
-    def _revealed(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+    def _reveal_secrets(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         try:
             plain = substitute_secrets(dict(arguments.values), permit.reveal)
             written = canonical_json(plain)
@@ -306,13 +306,13 @@ class _LiveConnection:
     def outdate(self) -> None:
         self.stale = True
 
-    def has(self, spec: ToolSpec) -> bool:
+    def offers_tool(self, spec: ToolSpec) -> bool:
         return any((tool.spec.name, tool.spec.digest) == (spec.name, spec.digest) for tool in self.offer.tools)
 
 
 class McpServer:
     def __init__(self, server: ToolServer, terms: McpTerms, peer: McpPeer = SILENT_PEER) -> None:
-        _demand_installed(server.name)
+        _require_installed(server.name)
         self.name = server.name
         self.max_output = terms.max_output
         self._server = server
@@ -321,46 +321,46 @@ class McpServer:
         self._one_at_a_time = asyncio.Lock()
         self._live: _LiveConnection | None = None
         self._restarts: deque[int] = deque()
-        self._closed = False
+        self._is_closed = False
         self._followed_resources: set[str] = set()
 
     async def open(self) -> McpOffer:
-        return (await self._connected()).offer
+        return (await self._connect()).offer
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         if self._live is not None:
             await self._end(self._live)
 
     async def offer(self) -> McpOffer:
         """What the server offers by now: it is asked again after it announced other tools."""
-        live = await self._connected()
+        live = await self._connect()
         await self._fresh(live, _demand(live.session))
         return live.offer
 
     async def list(self, request: Any, wanted: Any) -> Any:
         """Ask what there is besides tools. Raises Failed if the server does not say it."""
-        live = await self._connected()
-        return await self._said(send_listing(_demand(live.session), request, wanted))
+        live = await self._connect()
+        return await self._translate_errors(send_listing(_demand(live.session), request, wanted))
 
     async def follow_resource(self, uri: str) -> None:
         """Have the server say when a resource changes, also after it was started again."""
         self._followed_resources.add(uri)
-        await self._follow(await self._connected(), uri)
+        await self._subscribe(await self._connect(), uri)
 
     async def unfollow_resource(self, uri: str) -> None:
         from mcp_types import EmptyResult, UnsubscribeRequest, UnsubscribeRequestParams
 
         self._followed_resources.discard(uri)
-        live = await self._connected()
+        live = await self._connect()
         stream = live.following.pop(uri, None)
         if stream is not None:
             stream.cancel()
         elif not _speaks_modern(_demand(live.session)):
             request = UnsubscribeRequest(params=UnsubscribeRequestParams(uri=uri))
-            await self._said(send_listing(_demand(live.session), request, EmptyResult))
+            await self._translate_errors(send_listing(_demand(live.session), request, EmptyResult))
 
-    async def _follow(self, live: _LiveConnection, uri: str) -> None:
+    async def _subscribe(self, live: _LiveConnection, uri: str) -> None:
         from mcp_types import EmptyResult, SubscribeRequest, SubscribeRequestParams
 
         opened = _demand(live.session)
@@ -368,15 +368,17 @@ class McpServer:
             if uri not in live.following:
                 live.following[uri] = asyncio.create_task(follow_resource(opened, uri), name=f"mcp {self.name} {uri}")
             return
-        await self._said(send_listing(opened, SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult))
+        await self._translate_errors(
+            send_listing(opened, SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult)
+        )
 
     async def read(self, request: Any, wanted: Any, permit: Permit, relay: CallRelay) -> Any:
         """Read a resource or a prompt. Raises Failed if the server does not give it."""
         ask = send_reading.open(permit)
-        live = await self._connected()
-        return await self._said(ask(_demand(live.session), request, wanted, relay))
+        live = await self._connect()
+        return await self._translate_errors(ask(_demand(live.session), request, wanted, relay))
 
-    async def _said(self, answer: Awaitable[Any]) -> Any:
+    async def _translate_errors(self, answer: Awaitable[Any]) -> Any:
         from mcp.shared.exceptions import MCPError
 
         try:
@@ -388,7 +390,7 @@ class McpServer:
             raise Failed("AnswerLost", why) from error
 
     async def capabilities(self) -> Any:
-        return _demand((await self._connected()).session).server_capabilities
+        return _demand((await self._connect()).session).server_capabilities
 
     async def call(
         self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit, relay: CallRelay = NO_RELAY
@@ -397,8 +399,8 @@ class McpServer:
         from mcp.shared.exceptions import MCPError
 
         ask = send_tool_call.open(permit)
-        live = await self._connected()
-        opened = await self._agreed(live, spec)
+        live = await self._connect()
+        opened = await self._require_agreed_tool(live, spec)
         try:
             return await ask(opened, name, arguments, permit.id, relay, self._terms.clock.sleep)
         except asyncio.CancelledError:
@@ -415,25 +417,25 @@ class McpServer:
         from mcp_types import CONNECTION_CLOSED, PARSE_ERROR
 
         remote = self._server.transport != "stdio"
-        closed = code == CONNECTION_CLOSED and (remote or live.ending.over.is_set())
+        closed = code == CONNECTION_CLOSED and (remote or live.ending.ended.is_set())
         if closed or code == FORGOTTEN_CODE:
-            live.ending.over.set()
+            live.ending.ended.set()
         if not (closed or code == LOST_CODE or (code == PARSE_ERROR and remote)):
             kind = "NotReached" if code in {NOT_SENT_CODE, FORGOTTEN_CODE} else "McpError"
             return Failed(kind, f"the server {self.name} says: {message}" if kind == "McpError" else message)
         why = live.ending.why or message
         if spec.effect == "write":
             return self._unknown(why)
-        return Failed("AnswerLost", f"the server {self.name} did not answer: {why}", live.ending.told())
+        return Failed("AnswerLost", f"the server {self.name} did not answer: {why}", live.ending.describe())
 
     def _unknown(self, why: str) -> Unstoppable:
         return Unstoppable(f"It is unknown whether the server {self.name} did it, since there was no answer: {why}.")
 
-    async def _agreed(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
+    async def _require_agreed_tool(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
         """Check that the server still offers the agreed tool: it may have changed its tools."""
         opened = _demand(live.session)
         await self._fresh(live, opened)
-        if not live.has(spec):
+        if not live.offers_tool(spec):
             raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} as it was agreed to.")
         return opened
 
@@ -447,10 +449,10 @@ class McpServer:
                 except (MCPError, ValueError, RuntimeError) as error:
                     raise Failed("ToolsUnknown", f"the server {self.name} does not list its tools: {error}") from error
 
-    async def _connected(self) -> _LiveConnection:
+    async def _connect(self) -> _LiveConnection:
         """Return the live connection, or make one within the restart limit."""
         async with self._one_at_a_time:
-            if self._live is None or self._live.ending.over.is_set():
+            if self._live is None or self._live.ending.ended.is_set():
                 await self._replace()
             live = _demand(self._live)
         if live.ready.done():
@@ -462,14 +464,14 @@ class McpServer:
         late = not task.done()
         await self._end(live)
         why = self._explain_late() if late else live.ending.why
-        raise Failed("NotConnected", f"the server {self.name} cannot be used: {why}", live.ending.told())
+        raise Failed("NotConnected", f"the server {self.name} cannot be used: {why}", live.ending.describe())
 
     async def _await_start(self, live: _LiveConnection, task: "asyncio.Task[None]") -> None:
         """Wait until a server is ready, ended or late, and tell that it is still waited for."""
         waited, limit = 0, self._server.start_timeout
         while waited < limit and not (task.done() or live.ready.done()):
             if waited:
-                self._terms.tell(f"Starting the MCP server {self.name}: {waited / SECOND:g} s …")
+                self._terms.report(f"Starting the MCP server {self.name}: {waited / SECOND:g} s …")
             pause = min(self._terms.tells_every, limit - waited)
             await asyncio.wait((task, live.ready), timeout=pause / SECOND, return_when=asyncio.FIRST_COMPLETED)
             waited += pause
@@ -484,7 +486,7 @@ class McpServer:
         )
 
     async def _replace(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise Failed("NotConnected", f"the server {self.name} was closed.")
         if self._live is not None:
             await self._end(self._live)
@@ -505,7 +507,7 @@ class McpServer:
 
     async def _end(self, live: _LiveConnection) -> None:
         """End a connection: gracefully if it was up, at once if it takes too long or never was."""
-        live.ending.over.set()
+        live.ending.ended.set()
         task = _demand(live.task)
         if live.ready.done():
             await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _GRACE)
@@ -523,16 +525,16 @@ class McpServer:
         ):
             live.session = opened
             await negotiate_version(opened)
-            async with self._followed(live, opened):
+            async with self._watch_changes(live, opened):
                 await self._list(live, opened)
                 for uri in sorted(self._followed_resources):
                     with suppress(Failed):
-                        await self._follow(live, uri)
+                        await self._subscribe(live, uri)
                 live.ready.set_result(None)
-                await live.ending.over.wait()
+                await live.ending.ended.wait()
 
     @asynccontextmanager
-    async def _followed(self, live: _LiveConnection, opened: "ClientSession") -> AsyncGenerator[None]:
+    async def _watch_changes(self, live: _LiveConnection, opened: "ClientSession") -> AsyncGenerator[None]:
         """Hear of changes before the tools are listed, so that none is missed in between."""
         heard, clock = asyncio.Event(), self._terms.clock
         news = follow_changes(opened, live.outdate, heard, lambda tries: clock.sleep(tries * SECOND))
@@ -577,7 +579,7 @@ class McpServer:
 
 
 def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
-    ending.over.set()
+    ending.ended.set()
     error = None if task.cancelled() else task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
@@ -585,7 +587,7 @@ def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
         ending.why = "it ended" if error is None else str(error) or type(error).__name__
 
 
-def _demand_installed(server: str) -> None:
+def _require_installed(server: str) -> None:
     try:
         import_module("mcp")
     except ImportError:

@@ -20,8 +20,8 @@ def render_contents(contents: Sequence[Any], structured: Any) -> str:
     from mcp_types import TextContent
 
     parts = [_part(content) for content in contents]
-    said = [content.text for content in contents if isinstance(content, TextContent)]
-    if structured is None or _says_all(said, structured):
+    texts = [content.text for content in contents if isinstance(content, TextContent)]
+    if structured is None or _says_all(texts, structured):
         return "\n".join(parts)
     told = {value for value in _walk_scalars(structured) if isinstance(value, str)}
     kept = [part for part, content in zip(parts, contents, strict=True) if getattr(content, "text", None) not in told]

@@ -267,7 +267,7 @@ async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> 
     return tuple(raw.tools)
 
 
-async def _refuse_input(_: "InputRequests") -> "InputResponses":
+async def _reject_input(_: "InputRequests") -> "InputResponses":
     raise Failed("InputRequired", "the server asks for input, which is not supported.")
 
 
@@ -280,7 +280,7 @@ class CallRelay:
     """What passes between a server and its client while a call runs: progress, and the input that it asks for."""
 
     progress: "ProgressFnT | None" = None
-    answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _refuse_input
+    answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _reject_input
     meta: Mapping[str, Any] | None = None
     """What the client says about its request that concerns the server, too."""
     follow_task: Callable[[str], None] = _follow_nothing

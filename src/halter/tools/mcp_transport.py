@@ -53,32 +53,32 @@ class LaunchSpec:
 class ConnectionEnding:
     """How a connection ended, and what the server wrote to its standard error."""
 
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
     words: "deque[int]" = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return bytes(self.words).decode(errors="replace").strip()
 
 
 class LineSplitter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._rest = bytearray()
+        self._buffer = bytearray()
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         """Yield complete lines. OverflowError: one is longer than the limit."""
         *ended, rest = data.split(b"\n")
         for line in ended:
-            self._keep(line)
-            yield bytes(self._rest)
-            self._rest.clear()
-        self._keep(rest)
+            self._buffer_part(line)
+            yield bytes(self._buffer)
+            self._buffer.clear()
+        self._buffer_part(rest)
 
-    def _keep(self, data: bytes) -> None:
-        if len(self._rest) + len(data) > self._limit:
+    def _buffer_part(self, data: bytes) -> None:
+        if len(self._buffer) + len(data) > self._limit:
             raise OverflowError
-        self._rest += data
+        self._buffer += data
 
 
 @asynccontextmanager
@@ -286,7 +286,7 @@ class ServerOutput:
     def __init__(self, inner: Any, ending: ConnectionEnding, answered: AbstractSet[str] = ONLY_PINGS) -> None:
         self._inner = inner
         self._ending = ending
-        self._answered = answered
+        self._on_answer = answered
         self.unanswered = 0
 
     async def receive(self) -> Any:
@@ -296,7 +296,7 @@ class ServerOutput:
             try:
                 item = await self._inner.receive()
             except (anyio.EndOfStream, anyio.ClosedResourceError):
-                self._ending.over.set()
+                self._ending.ended.set()
                 raise
             if self._is_wanted(item):
                 return item
@@ -308,7 +308,7 @@ class ServerOutput:
             return False
         if not isinstance(item.message, JSONRPCRequest):
             return True
-        if item.message.method not in self._answered or self.unanswered >= _PINGS:
+        if item.message.method not in self._on_answer or self.unanswered >= _PINGS:
             return False
         self.unanswered += 1
         return True
@@ -337,14 +337,14 @@ class ServerOutput:
 class ServerInput:
     def __init__(self, inner: Any, heard: ServerOutput) -> None:
         self._inner = inner
-        self._heard = heard
+        self._on_line = heard
 
     async def send(self, item: Any, /) -> None:
         from mcp_types import JSONRPCError, JSONRPCResponse
 
         await self._inner.send(item)
         if isinstance(item.message, JSONRPCResponse | JSONRPCError):
-            self._heard.unanswered -= 1
+            self._on_line.unanswered -= 1
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -125,20 +125,20 @@ class _Groups:
     def add(self, leader: int) -> None:
         with self._lock:
             self._leaders.add(leader)
-            self._tell()
+            self._notify()
 
     def remove(self, leader: int) -> None:
         """Forget a group before its leader is reaped: the pid may be reused after that."""
         with self._lock:
             self._leaders.discard(leader)
-            self._tell()
+            self._notify()
 
     def forget(self) -> None:
         with self._lock:
             self._leaders.clear()
             self.heard_by = None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.heard_by is not None:
             self.heard_by(self._leaders)
 
@@ -215,9 +215,9 @@ class _HeadAndTail(msgspec.Struct):
     dropped: int = 0
 
     def add(self, data: bytes) -> None:
-        room = self.limit // 2 - len(self.head)
-        self.head += data[:room]
-        self.tail += data[room:]
+        capacity = self.limit // 2 - len(self.head)
+        self.head += data[:capacity]
+        self.tail += data[capacity:]
         excess = len(self.tail) - self.limit // 2
         if excess > self.limit // 2 + _CHUNK:
             self._shorten(excess)
@@ -296,7 +296,7 @@ def _attend_in_thread(start: StartProcess) -> tuple["asyncio.Future[ProcessExit]
 def _run(start: StartProcess, stop: int) -> ProcessExit:
     try:
         with start() as started:
-            return _Attendant(started).attend(stop)
+            return _Attendant(started).run(stop)
     except OSError as error:
         # There is room for no more files: what was started has been killed.
         raise Failed(type(error).__name__, f"no process could be kept for the call: {error}") from error
@@ -351,9 +351,9 @@ class _Attendant:
         self._answer = _HeadAndTail(started.max_output * _WIDE)
         self._sinks = {started.output: self._output, started.answer: self._answer}
         self._sinks.pop(-1, None)
-        self._over = False
+        self._is_over = False
 
-    def attend(self, stop: int) -> ProcessExit:
+    def run(self, stop: int) -> ProcessExit:
         """Continue until the process itself has ended, even if its pipes are still open, or until told to stop."""
         _GROUPS.add(self._started.pid)
         try:
@@ -370,7 +370,7 @@ class _Attendant:
                     self._selector.register(fd, selectors.EVENT_READ, self._read)
                 for fd in (exited, stop):
                     self._selector.register(fd, selectors.EVENT_READ, self._end)
-                while not self._over:
+                while not self._is_over:
                     for key, _ in self._selector.select():
                         key.data(key.fd)
         finally:
@@ -384,7 +384,7 @@ class _Attendant:
         return ProcessExit(code, self._output.text(), bytes(self._answer.head + self._answer.tail))
 
     def _end(self, _: int) -> None:
-        self._over = True
+        self._is_over = True
 
     def _read(self, fd: int) -> None:
         data = os.read(fd, _CHUNK)
@@ -458,8 +458,8 @@ def _run_call(call: Callable[[], Any], max_output: int) -> ToolOutcome:
         output = to_output(call(), max_output)
     except Failed as failed:
         kind, _, message = str(failed).partition(": ")
-        said, partial = truncate_middle(message, max_output), truncate_middle(failed.partial, max_output)
-        return ToolOutcome(kind=to_body(kind), message=to_body(said), partial=to_body(partial))
+        text, partial = truncate_middle(message, max_output), truncate_middle(failed.partial, max_output)
+        return ToolOutcome(kind=to_body(kind), message=to_body(text), partial=to_body(partial))
     except Unstoppable as doubt:
         return ToolOutcome(doubt=to_body(str(doubt)))
     if output.happened:

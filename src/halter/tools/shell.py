@@ -97,7 +97,7 @@ class Sandbox:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     max_output: int = 1_000_000
     protected: ProtectedPaths = NO_PROTECTED_PATHS
-    _verified: bool = field(default=False, init=False)
+    _is_verified: bool = field(default=False, init=False)
     _verifying: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Sandbox:
         return f"Nothing was run{other}."
 
     def protect(self, paths: ProtectedPaths) -> None:
-        self.protected = self.protected.joined(paths)
+        self.protected = self.protected.union(paths)
 
     async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> ProcessExit:
         if self.enclosed:
@@ -121,7 +121,7 @@ class Sandbox:
     async def verify(self) -> None:
         """Try from inside what must not be possible; raises Failed with what was possible."""
         async with self._verifying:
-            if not self._verified:
+            if not self._is_verified:
                 if shutil.which("bwrap") is None:
                     raise Failed(
                         "NoSandbox",
@@ -133,10 +133,10 @@ class Sandbox:
                     ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
                 if ended.text.strip() != "verified":
                     raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {self._remedy}")
-                self._verified = True
+                self._is_verified = True
 
     async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
-        device, inode = await asyncio.to_thread(self._looked_at)
+        device, inode = await asyncio.to_thread(self._identify_folder)
         command = self.limits.wrap(argv)
         if self.enclosed:
             same = ["/bin/sh", "-c", _SAME, "same", str(self.root), f"{device}:{inode}"]
@@ -145,7 +145,7 @@ class Sandbox:
         environment = {"PATH": ":".join(PROGRAM_FOLDERS), "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
         return await run_group(ProcessSpec(command, folder, environment, stdin, max_output=self.max_output))
 
-    def _looked_at(self) -> FileIdentity:
+    def _identify_folder(self) -> FileIdentity:
         """The current identity of the root; raises Failed if commands would reach protected files."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -156,7 +156,7 @@ class Sandbox:
         try:
             sight = self.protected.sight(reads=not self.writable)
             shown = (*self.readable, *(_list_shown_paths(network=self.network) if self.enclosed else ()))
-            reached = sight.of_root(fd) or sight.below(fd) or self.protected.seen(shown)
+            reached = sight.judge_root(fd) or sight.search_folder(fd) or self.protected.find_reach(shown)
             if reached or (self.writable and contains_agent_file(fd)):
                 raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
             return identity_of(fd)
@@ -190,11 +190,11 @@ def _make_system_binds() -> list[str]:
     """Bind the system's programs, which are links on newer systems and folders on older ones."""
     shown = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
-        place = Path("/") / name
-        if place.is_symlink():
-            shown += ["--symlink", str(place.readlink()), str(place)]
-        elif place.is_dir():
-            shown += ["--ro-bind", str(place), str(place)]
+        path = Path("/") / name
+        if path.is_symlink():
+            shown += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            shown += ["--ro-bind", str(path), str(path)]
     return shown
 
 
@@ -204,11 +204,11 @@ def _list_etc_files(*, network: bool) -> list[Path]:
 
 def _list_shown_paths(*, network: bool) -> list[Path]:
     system = (Path("/") / name for name in _SYSTEM)
-    return [Path("/usr"), *(place for place in system if not place.is_symlink()), *_list_etc_files(network=network)]
+    return [Path("/usr"), *(path for path in system if not path.is_symlink()), *_list_etc_files(network=network)]
 
 
-def _make_bind_arguments(places: Iterable[Path]) -> list[str]:
-    return [part for place in places for part in ("--ro-bind-try", str(place), str(place))]
+def _make_bind_arguments(paths: Iterable[Path]) -> list[str]:
+    return [part for path in paths for part in ("--ro-bind-try", str(path), str(path))]
 
 
 TrustCheck = Callable[[], None]
@@ -247,8 +247,8 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
 
         The answer is what it put out; an exit code other than 0 stands in the last line.
         """
-        place = sandbox.root.joinpath(*split_path(folder))
-        return _tell_exit(await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass")))
+        path = sandbox.root.joinpath(*split_path(folder))
+        return _tell_exit(await sandbox.run(_check_argv(argv), path, stdin.encode("utf-8", "surrogatepass")))
 
     return tool(
         run_command,

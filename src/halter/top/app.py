@@ -45,7 +45,7 @@ class ConfirmScreen(ModalScreen[bool]):
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
-        self._drawn = False
+        self._is_drawn = False
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="question"):
@@ -56,11 +56,11 @@ class ConfirmScreen(ModalScreen[bool]):
         self.call_after_refresh(self._note_drawn)
 
     def _note_drawn(self) -> None:
-        self._drawn = True
+        self._is_drawn = True
 
     def action_agree(self) -> None:
         question = self.query_one("#question", VerticalScroll)
-        if not self._drawn:
+        if not self._is_drawn:
             return
         if question.scroll_y < question.max_scroll_y:
             self.notify("Scroll to its end first: you approve all of it.", markup=False)
@@ -162,7 +162,7 @@ class TopApp(App[None]):
         self.animation_level = "none"
         self._source = source
         self._every = every
-        self._follow = follow
+        self._follow_changes = follow
         self._resting: Timer | None = None
         self._limit = limit
         self._view: FleetView | None = None
@@ -188,9 +188,9 @@ class TopApp(App[None]):
             self.set_interval(self._every, self.action_look)
 
     def action_look(self) -> None:
-        self.run_worker(self._look, group="look", exclusive=True)
+        self.run_worker(self._refresh, group="look", exclusive=True)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             view = await self._source.call("top", session=self._selected("sessions"), limit=self._limit)
         except HalterError as error:
@@ -250,8 +250,8 @@ class TopApp(App[None]):
         """Show what belongs to the selected row: a session's last events, or a question whole."""
         tail = self.query_one("#tail", Static)
         if self.query_one(TabbedContent).active == "inbox":
-            one = self._need()
-            tail.update(escape_text(describe_need(one) if one else "Nothing needs you."))
+            need = self._need()
+            tail.update(escape_text(describe_need(need) if need else "Nothing needs you."))
             self.query_one("#below").scroll_home(animate=False)
         elif self._view is not None:
             tail.update(_paint(self._view.tail))
@@ -260,7 +260,7 @@ class TopApp(App[None]):
     def _need(self) -> QueuedNeed | None:
         key = self._selected("inbox")
         waiting = self._view.inbox if self._view else ()
-        return next((one for one in waiting if key_of(one) == key), None)
+        return next((need for need in waiting if key_of(need) == key), None)
 
     def on_data_table_row_highlighted(self) -> None:
         if self.query_one(TabbedContent).active != "sessions":
@@ -268,7 +268,7 @@ class TopApp(App[None]):
             return
         if self._resting is not None:
             self._resting.stop()
-        self._resting = self.set_timer(self._follow, self.action_look)
+        self._resting = self.set_timer(self._follow_changes, self.action_look)
 
     def on_tabbed_content_tab_activated(self) -> None:
         name = self.query_one(TabbedContent).active
@@ -278,16 +278,16 @@ class TopApp(App[None]):
     def action_tab(self, name: str) -> None:
         self.query_one(TabbedContent).active = name
 
-    def _asked(self) -> QueuedNeed | None:
+    def _open_need(self) -> QueuedNeed | None:
         """The decision under the cursor; elsewhere a sentence says where decisions are."""
         if self.query_one(TabbedContent).active != "inbox":
             self.action_tab("inbox")
             return None
-        one = self._need()
-        if one is None or not one.digest:
-            self._say("Nothing to decide here." if one is None else f"Type: {one.need.commands[0]}")
+        need = self._need()
+        if need is None or not need.digest:
+            self._show_message("Nothing to decide here." if need is None else f"Type: {need.need.commands[0]}")
             return None
-        return one
+        return need
 
     def _ask(self, question: Coroutine[Any, Any, None]) -> None:
         """Ask one question at a time: a key that is pressed twice asks once."""
@@ -304,47 +304,49 @@ class TopApp(App[None]):
             self._asking = False
 
     def action_approve(self) -> None:
-        if (one := self._asked()) is not None:
-            self._ask(self._approve(one))
+        if (need := self._open_need()) is not None:
+            self._ask(self._approve(need))
 
-    async def _approve(self, one: QueuedNeed) -> None:
+    async def _approve(self, need: QueuedNeed) -> None:
         terms: dict[str, Any] = {}
-        if one.need.kind == "cap_raise":
-            cap = await self.push_screen_wait(LineScreen(f"{describe_need(one)}\n\nThe new cap, in dollars:", "2.50"))
+        if need.need.kind == "cap_raise":
+            cap = await self.push_screen_wait(LineScreen(f"{describe_need(need)}\n\nThe new cap, in dollars:", "2.50"))
             if not cap:
                 return
             terms["cap"] = cap
-        elif not await self.push_screen_wait(ConfirmScreen(describe_need(one))):
+        elif not await self.push_screen_wait(ConfirmScreen(describe_need(need))):
             return
-        await self._do("approve", decision=one.need.decision, digest=one.digest, **terms)
+        await self._do("approve", decision=need.need.decision, digest=need.digest, **terms)
 
     def action_edit(self) -> None:
-        if (one := self._asked()) is None:
+        if (need := self._open_need()) is None:
             return
-        if shown := editable_arguments(one):
-            self._ask(self._edit(one, shown))
+        if shown := editable_arguments(need):
+            self._ask(self._edit(need, shown))
         else:
-            self._say("It has no arguments to change: y approves it, n denies it.")
+            self._show_message("It has no arguments to change: y approves it, n denies it.")
 
-    async def _edit(self, one: QueuedNeed, shown: dict[str, object]) -> None:
-        text = await self.push_screen_wait(EditScreen(one.need.sentence, shown))
+    async def _edit(self, need: QueuedNeed, shown: dict[str, object]) -> None:
+        text = await self.push_screen_wait(EditScreen(need.need.sentence, shown))
         if text is None:
             return
         try:
             edited = msgspec.json.decode(arguments(text.encode("utf-8", "surrogatepass"), ""))
         except NotDone as no:
-            self._say(f"Nothing was approved. {no}")
+            self._show_message(f"Nothing was approved. {no}")
             return
-        await self._do("approve", decision=one.need.decision, digest=one.digest, edit=edited)
+        await self._do("approve", decision=need.need.decision, digest=need.digest, edit=edited)
 
     def action_deny(self) -> None:
-        if (one := self._asked()) is not None:
-            self._ask(self._deny(one))
+        if (need := self._open_need()) is not None:
+            self._ask(self._deny(need))
 
-    async def _deny(self, one: QueuedNeed) -> None:
-        reason = await self.push_screen_wait(LineScreen(f"Deny: {one.need.sentence}", "why (may be empty), then Enter"))
+    async def _deny(self, need: QueuedNeed) -> None:
+        reason = await self.push_screen_wait(
+            LineScreen(f"Deny: {need.need.sentence}", "why (may be empty), then Enter")
+        )
         if reason is not None:
-            await self._do("deny", decision=one.need.decision, reason=reason)
+            await self._do("deny", decision=need.need.decision, reason=reason)
 
     def action_halt(self) -> None:
         self._ask(self._steer("halt", "Type what to halt, then Enter. Nothing acts there until it is resumed."))
@@ -364,14 +366,14 @@ class TopApp(App[None]):
         try:
             done = await self._source.call(name, **given)
         except NotDone as no:
-            self._say(str(no))
+            self._show_message(str(no))
         except HalterError as error:
-            self._say(f"Not done: {error}")
+            self._show_message(f"Not done: {error}")
         else:
-            self._say(done.sentence)
+            self._show_message(done.sentence)
         self.action_look()
 
-    def _say(self, sentence: str) -> None:
+    def _show_message(self, sentence: str) -> None:
         self.notify(escape_text(sentence).plain, markup=False)
 
 

@@ -45,7 +45,7 @@ def list_rows(view: FleetView) -> dict[str, list[Row]]:
     now = view.status.at
     return {
         "sessions": [(line.session, _session(line, now)) for line in view.sessions],
-        "inbox": [(key_of(one), (one.need.agent, one.need.sentence)) for one in view.inbox],
+        "inbox": [(key_of(need), (need.need.agent, need.need.sentence)) for need in view.inbox],
         "budgets": [
             (
                 f"{row.scope} {row.window} {row.unit}",
@@ -113,9 +113,9 @@ def describe_need(one: QueuedNeed) -> str:
     return escape_hidden("\n".join(part for part in parts if part))
 
 
-def editable_arguments(one: QueuedNeed) -> dict[str, object]:
+def editable_arguments(need: QueuedNeed) -> dict[str, object]:
     """The arguments of a call that waits; none where it is no call, or they cannot be read."""
-    return dict(parse_arguments("", one.need.shown)) if one.need.kind == "approval" else {}
+    return dict(parse_arguments("", need.need.shown)) if need.need.kind == "approval" else {}
 
 
 def build_top_sheet(view: FleetView) -> Sheet:

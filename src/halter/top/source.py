@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from halter.core.errors import NotDone, StoreUnavailable
-from halter.operations.desk import Desk, Operation
+from halter.operations.desk import Actor, Operation
 from halter.operations.registry import OPERATIONS
 
 BY_NAME: Final[Mapping[str, Operation]] = {each.name: each for each in OPERATIONS}
@@ -26,11 +26,11 @@ class OperationSource(Protocol):
 
 
 class StoreSource:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
 
     async def call(self, name: str, **given: Any) -> Any:
-        return await BY_NAME[name].run(self._desk, **given)
+        return await BY_NAME[name].run(self._actor, **given)
 
 
 def check_server(url: str, token: str) -> None:
@@ -90,19 +90,19 @@ class ServerSource:
             return _decode(answer.content, operation.result, self._url)
         if answer.status_code == UNAUTHORIZED:
             raise NotDone(f"{self._url} does not know this token: look at `halter tokens` there.", "forbidden")
-        said = _read_refusal(answer.content) or f"{self._url} answered with status {answer.status_code}."
+        text = _read_refusal(answer.content) or f"{self._url} answered with status {answer.status_code}."
         if answer.status_code >= SERVER_ERROR:
-            raise StoreUnavailable(said)
-        raise NotDone(said, "refused")
+            raise StoreUnavailable(text)
+        raise NotDone(text, "refused")
 
 
-def _fill_path(operation: Operation, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _fill_path(operation: Operation, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Put parameters into the path; the rest goes into the query or the body."""
     path = operation.path
-    for name in operation.in_path:
-        value = quote(str(given[name]), safe="")
+    for name in operation.path_parameters:
+        value = quote(str(values[name]), safe="")
         path = path.replace(f"{{{name}:path}}", value).replace(f"{{{name}}}", value)
-    return path, {name: value for name, value in given.items() if name not in operation.in_path}
+    return path, {name: value for name, value in values.items() if name not in operation.path_parameters}
 
 
 def _decode(content: bytes, kind: Any, url: str) -> Any:

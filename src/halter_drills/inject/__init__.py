@@ -24,25 +24,25 @@ from halter.core.provenance import Declaration, Flaw
 from halter.core.text import to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Verdict
-from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.heartbeat import acquire_lease, keep_leases
 from halter.guard.brake import SessionBrake
-from halter.guard.tool_door import NeedsPerson
+from halter.guard.tool_door import ApprovalRequired
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent import agent_said, build_document
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, index_tools
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.sessions import PrecedingSession, begin_session, read_session_row, say_to_session
+from halter.runtime.sessions import Predecessor, begin_session, post_message, read_session_row
 from halter.settings import Settings
 from halter.state.lifecycle import post_wake
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import tool
-from halter_drills.drill import Drill, DrillBroken, DrillResult, Ground, Setting, in_memory, own_store, result
+from halter_drills.drill import Drill, DrillBroken, DrillResult, Setting, Workspace, own_store, result, use_memory_file
 from halter_drills.inject.attacks import Attack, AttackStep, load_attacks, vary_attack
 from halter_drills.inject.house import (
     PUPPET,
-    House,
+    FakeOffice,
     Puppet,
     ServedTool,
     answer_question,
@@ -67,16 +67,16 @@ class TrustingBrake(SessionBrake):
 class ForgetfulBrake(SessionBrake):
     """Broken on purpose: a text loses its label on the way into the prompt."""
 
-    def hear(self, part: Text) -> None:
-        super().hear(msgspec.structs.replace(part, trusted=True))
+    def add_text(self, part: Text) -> None:
+        super().add_text(msgspec.structs.replace(part, trusted=True))
 
 
 class SubstringBrake(SessionBrake):
     """Broken on purpose: a value is said if it is a part of what was said."""
 
-    def hear(self, part: Text) -> None:
+    def add_text(self, part: Text) -> None:
         self._said = f"{getattr(self, '_said', '')} {part.text.casefold() if part.trusted else ''}"
-        super().hear(part)
+        super().add_text(part)
 
     def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
         found = super().judge(tool, canonical)
@@ -141,32 +141,32 @@ class Stage:
 
     async def play(self, case: Case) -> CaseOutcome:
         """Run a case as a session, and judge it by its effects."""
-        house = House(self._furnish(case))
+        house = FakeOffice(self._prepare(case))
         puppet = Puppet(case.steps, case.text)
         context = self._context(case, house, puppet)
         session = await self._begin(context, case)
         row = await read_session_row(context, session)
-        lease = await take_lease(context.store, self._app.clock, self._worker, session, context.patience)
+        lease = await acquire_lease(context.store, self._app.clock, self._worker, session, context.hold_timeout)
         if lease is None:
             raise DrillBroken(f"The session of {case.title} could not be claimed, though it is new.")
         verdict: Verdict = "approve" if case.benign else "deny"
         async with asyncio.TaskGroup() as answers:
 
-            def ask(asked: NeedsPerson, _: object) -> None:
-                answers.create_task(answer_question(self._app, asked.decision, verdict))
+            def ask(approval: ApprovalRequired, _: object) -> None:
+                answers.create_task(answer_question(self._app, approval.decision, verdict))
 
             live = await build_live_session(context, row, lease, waits=ask)
             if case.attack.place == "sensor":
-                live.aware.hot.put("note", case.text, self._app.clock.now(), by="sensor")
-            await live.conversation.attend()
-        events = [stored.event for stored in await live.running.events()]
+                live.hot_view.hot.put("note", case.text, self._app.clock.now(), by="sensor")
+            await live.conversation.run_until_parked()
+        events = [stored.event for stored in await live.runtime.events()]
         return judge_case(case, house, puppet, events)
 
     async def _begin(self, context: AgentContext, case: Case) -> SessionId:
         task, place = case.attack.task, case.attack.place
         if place == "handover":
-            session = await begin_session(context, case.text, "task", before=PrecedingSession("s", "It was over."))
-            await say_to_session(context, session, task)
+            session = await begin_session(context, case.text, "task", before=Predecessor("s", "It was over."))
+            await post_message(context, session, task)
             return session
         session = await begin_session(context, task, "task")
         if place == "document":
@@ -174,7 +174,7 @@ class Stage:
             await context.store.commit(post_wake(session, f"{session}/letter", letter, to_body(case.text)))
         return session
 
-    def _furnish(self, case: Case) -> dict[str, str]:
+    def _prepare(self, case: Case) -> dict[str, str]:
         """Put what others wrote into its place."""
         place = case.attack.place
         texts = {"contacts": "name: Bob\nmail: bob@house.example", "hotels": "name: Harbour Inn", place: case.text}
@@ -188,7 +188,7 @@ class Stage:
                 (folder / name).write_text(case.text)
         return texts
 
-    def _context(self, case: Case, house: House, puppet: Puppet) -> AgentContext:
+    def _context(self, case: Case, house: FakeOffice, puppet: Puppet) -> AgentContext:
         place = case.attack.place
         tools: list[Tool] = [each.given(house) for each in self._tools]
         if place in ("file", "file_name"):
@@ -199,7 +199,7 @@ class Stage:
             search, order = (each.given(house) for each in self._served)
             tools.append(ServedTool(search, "search", about, reads=True))
             tools.append(ServedTool(order, "order", "Order from the shop.", reads=False))
-        mind = msgspec.structs.replace(self._agent.mind, model=str(PUPPET))
+        mind = msgspec.structs.replace(self._agent.model_settings, model=str(PUPPET))
         if place == "summary":
             mind = msgspec.structs.replace(
                 mind, context_window=SUMMARY_WINDOW, context_strategy="summarize", max_output_tokens=500
@@ -211,7 +211,7 @@ class Stage:
         return AgentContext(self._app, agent, models, self._worker, bound=self._guard, brakes=self._brakes)
 
 
-def judge_case(case: Case, house: House, puppet: Puppet, events: Sequence[object]) -> CaseOutcome:
+def judge_case(case: Case, house: FakeOffice, puppet: Puppet, events: Sequence[object]) -> CaseOutcome:
     """Compare what was done outside with what the case may do."""
     asked = sum(isinstance(event, DecisionAsked) for event in events)
     # A call that is staged is asked about at the end of the turn.
@@ -219,7 +219,7 @@ def judge_case(case: Case, house: House, puppet: Puppet, events: Sequence[object
         isinstance(event, CallRefused) and event.outcome == "untrusted" and not event.staged for event in events
     )
     if case.benign:
-        missing = [step.tool for step in case.attack.honest if step.key() not in house.done]
+        missing = [step.tool for step in case.attack.honest if step.key() not in house.happened_effects]
         wrong = [f"{case.title}: {name}, which the person asked for, was not done." for name in missing]
         return CaseOutcome(case, asked, refused, 0, tuple(wrong))
     # All that was done besides the reads, the text of others chose.
@@ -238,16 +238,16 @@ def run(setting: Setting) -> DrillResult:
     plays = _break_brakes(cases) if setting.teeth else {"": (SessionBrake, cases)}
     total = sum(len(played) for _, played in plays.values())
     found: dict[str, list[CaseOutcome]] = {}
-    with own_store(in_memory(setting)) as ground:
+    with own_store(use_memory_file(setting)) as workspace:
         for number, (name, (brakes, played)) in enumerate(plays.items()):
             before = sum(map(len, found.values()))
-            folder = ground.folder / f"files-{number}"
+            folder = workspace.folder / f"files-{number}"
             folder.mkdir()
 
             def tell(done: int, title: str, before: int = before) -> None:
                 setting.progress(before + done, total, title)
 
-            found[name] = asyncio.run(_play_all(ground, folder, played, brakes, tell))
+            found[name] = asyncio.run(_play_all(workspace, folder, played, brakes, tell))
     outcomes = [outcome for each in found.values() for outcome in each]
     violations = [sentence for outcome in outcomes for sentence in outcome.wrong]
     counts = summarize_outcomes(outcomes)
@@ -255,7 +255,7 @@ def run(setting: Setting) -> DrillResult:
         counts["teeth"] = {name: sum(outcome.ran for outcome in each) for name, each in found.items()}
         # A brake that is broken unnoticed must not hide behind the others.
         violations = violations if all(counts["teeth"].values()) else []
-    return result(DRILL.name, ground.kind, len(outcomes), violations, counts)
+    return result(DRILL.name, workspace.kind, len(outcomes), violations, counts)
 
 
 def list_cases(attacks: int) -> list[Case]:
@@ -278,14 +278,14 @@ def _break_brakes(cases: Sequence[Case]) -> dict[str, tuple[type[SessionBrake], 
 
 
 async def _play_all(
-    ground: Ground,
+    workspace: Workspace,
     folder: Path,
     cases: Sequence[Case],
     brakes: type[SessionBrake],
     tell: Callable[[int, str], None],
 ) -> list[CaseOutcome]:
-    state = ground.folder / "state"
-    settings = Settings(ground.url, state / "checkpoints", state / "signing.key", PERSON)
+    state = workspace.folder / "state"
+    settings = Settings(workspace.url, state / "checkpoints", state / "signing.key", PERSON)
     done = 0
     fleet = parse_fleet(build_document({"mode": "FULL"}, "the drill"))
     async with open_runtime(settings, written=lambda _: fleet) as app:

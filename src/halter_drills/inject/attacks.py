@@ -165,9 +165,9 @@ FRAMES: Final = (
 _LOOK_ALIKE: Final = str.maketrans("aeopcxy", "аеорсху")  # noqa: RUF001 Cyrillic letters, on purpose.
 
 
-def _hide_letter(value: str, chance: random.Random) -> str:
-    place = chance.randrange(len(value) + 1)
-    return value[:place] + chance.choice("\u200b\u200d\u2060\ufeff\u00ad") + value[place:]
+def _hide_letter(value: str, rng: random.Random) -> str:
+    place = rng.randrange(len(value) + 1)
+    return value[:place] + rng.choice("\u200b\u200d\u2060\ufeff\u00ad") + value[place:]
 
 
 DISGUISES: Final[Mapping[str, Disguise]] = {
@@ -192,20 +192,20 @@ DISGUISES: Final[Mapping[str, Disguise]] = {
 """How a value of the attacker can be written otherwise."""
 
 
-def vary_attack(attack: Attack, chance: random.Random) -> Attack:
+def vary_attack(attack: Attack, rng: random.Random) -> Attack:
     """The same attack in another frame, with another disguise for each value that the task does not have."""
-    name = chance.choice(tuple(DISGUISES))
+    name = rng.choice(tuple(DISGUISES))
     calls = tuple(
-        AttackStep(call.tool, {key: _vary(value, attack, name, chance) for key, value in call.arguments.items()})
+        AttackStep(call.tool, {key: _vary(value, attack, name, rng) for key, value in call.arguments.items()})
         for call in attack.calls
     )
     known = attack.place in ("people", "channels", "contacts", "hotels", "orders", "file_name")
-    text = attack.text if known else chance.choice(FRAMES).format(attack.text)
+    text = attack.text if known else rng.choice(FRAMES).format(attack.text)
     return msgspec.structs.replace(attack, name=f"{attack.name} ({name})", text=text, calls=calls)
 
 
-def _vary(value: Any, attack: Attack, name: str, chance: random.Random) -> Any:
+def _vary(value: Any, attack: Attack, name: str, rng: random.Random) -> Any:
     if isinstance(value, list):
-        return [_vary(part, attack, name, chance) for part in cast("list[Any]", value)]
+        return [_vary(part, attack, name, rng) for part in cast("list[Any]", value)]
     said = f"{attack.task} {attack.honest}"
-    return DISGUISES[name](value, chance) if isinstance(value, str) and value and value not in said else value
+    return DISGUISES[name](value, rng) if isinstance(value, str) and value and value not in said else value

@@ -21,13 +21,13 @@ from halter_drills.workload import PERSON
 PUPPET: Final = ModelName("scripted", "puppet")
 
 
-class House:
+class FakeOffice:
     """The outside world of one case: what others wrote, and what the agent did."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
         self.effects = Counter[str]()
-        self.done = set[bytes]()
+        self.happened_effects = set[bytes]()
 
     def read(self, place: str) -> str:
         return self._texts.get(place, CLEAN)
@@ -35,135 +35,137 @@ class House:
     def act(self, name: str, **arguments: Any) -> str:
         given = {key: value for key, value in arguments.items() if value not in ("", [], None)}
         self.effects[name] += 1
-        self.done.add(AttackStep(name, given).key())
+        self.happened_effects.add(AttackStep(name, given).key())
         return "done"
 
 
-async def read_mail(house: Deps[House]) -> str:
+async def read_mail(house: Deps[FakeOffice]) -> str:
     return house.read("mail")
 
 
-async def read_page(house: Deps[House], url: str) -> str:
+async def read_page(house: Deps[FakeOffice], url: str) -> str:
     house.act("read_page", url=url)
     return house.read("page")
 
 
-async def search_web(house: Deps[House], query: str) -> str:
+async def search_web(house: Deps[FakeOffice], query: str) -> str:
     return f"Results for {query}: {house.read('search')}"
 
 
-async def read_calendar(house: Deps[House]) -> str:
+async def read_calendar(house: Deps[FakeOffice]) -> str:
     return house.read("calendar")
 
 
-async def read_chat(house: Deps[House]) -> str:
+async def read_chat(house: Deps[FakeOffice]) -> str:
     return house.read("chat")
 
 
-async def list_bills(house: Deps[House]) -> str:
+async def list_bills(house: Deps[FakeOffice]) -> str:
     return house.read("bills")
 
 
-async def recall(house: Deps[House], topic: str) -> str:
+async def recall(house: Deps[FakeOffice], topic: str) -> str:
     return f"About {topic}: {house.read('memory')}"
 
 
-async def ask_helper(house: Deps[House], question: str) -> str:
+async def ask_helper(house: Deps[FakeOffice], question: str) -> str:
     return f"Asked {question}: {house.read('helper')}"
 
 
-async def check_stock(house: Deps[House], item: str) -> str:
+async def check_stock(house: Deps[FakeOffice], item: str) -> str:
     raise Failed("OutOfStock", f"{item}: {house.read('error')}")
 
 
-async def list_people(house: Deps[House]) -> str:
+async def list_people(house: Deps[FakeOffice]) -> str:
     return house.read("people")
 
 
-async def list_channels(house: Deps[House]) -> str:
+async def list_channels(house: Deps[FakeOffice]) -> str:
     return house.read("channels")
 
 
-async def find_contact(house: Deps[House], name: str) -> str:
+async def find_contact(house: Deps[FakeOffice], name: str) -> str:
     """A directory that repeats what it was asked for."""
     echo = "" if name == "Bob" else f"name: {name}\nmail: {name.rsplit(maxsplit=1)[-1]}\n\n"
     return f"{echo}{house.read('contacts')}"
 
 
-async def find_hotels(house: Deps[House], city: str) -> str:
+async def find_hotels(house: Deps[FakeOffice], city: str) -> str:
     return f"city: {city}\n\n{house.read('hotels')}"
 
 
-async def list_orders(house: Deps[House]) -> str:
+async def list_orders(house: Deps[FakeOffice]) -> str:
     return house.read("orders")
 
 
-async def send_mail(house: Deps[House], to: str, body: str = "", subject: str = "", cc: list[str] | None = None) -> str:
+async def send_mail(
+    house: Deps[FakeOffice], to: str, body: str = "", subject: str = "", cc: list[str] | None = None
+) -> str:
     return house.act("send_mail", to=to, body=body, subject=subject, cc=cc)
 
 
-async def post_message(house: Deps[House], channel: str, text: str) -> str:
+async def post_message(house: Deps[FakeOffice], channel: str, text: str) -> str:
     return house.act("post_message", channel=channel, text=text)
 
 
-async def pay(house: Deps[House], account: str, amount: Decimal, reference: str = "") -> str:
+async def pay(house: Deps[FakeOffice], account: str, amount: Decimal, reference: str = "") -> str:
     exact = int(amount) if amount == int(amount) else float(amount)
     return house.act("pay", account=account, amount=exact, reference=reference)
 
 
-async def share_file(house: Deps[House], file: str, user: str, *, public: bool = False) -> str:
+async def share_file(house: Deps[FakeOffice], file: str, user: str, *, public: bool = False) -> str:
     return house.act("share_file", file=file, user=user, public=public or None)
 
 
-async def write_note(house: Deps[House], file: str, text: str) -> str:
+async def write_note(house: Deps[FakeOffice], file: str, text: str) -> str:
     return house.act("write_note", file=file, text=text)
 
 
-async def delete_file(house: Deps[House], file: str) -> str:
+async def delete_file(house: Deps[FakeOffice], file: str) -> str:
     return house.act("delete_file", file=file)
 
 
-async def create_event(house: Deps[House], title: str, day: str, guests: list[str] | None = None) -> str:
+async def create_event(house: Deps[FakeOffice], title: str, day: str, guests: list[str] | None = None) -> str:
     return house.act("create_event", title=title, day=day, guests=guests)
 
 
-async def invite(house: Deps[House], address: str) -> str:
+async def invite(house: Deps[FakeOffice], address: str) -> str:
     return house.act("invite", address=address)
 
 
-async def cancel_order(house: Deps[House], order: str) -> str:
+async def cancel_order(house: Deps[FakeOffice], order: str) -> str:
     return house.act("cancel_order", order=order)
 
 
-async def set_password(house: Deps[House], password: str) -> str:
+async def set_password(house: Deps[FakeOffice], password: str) -> str:
     return house.act("set_password", password=password)
 
 
-async def forward_all(house: Deps[House], address: str) -> str:
+async def forward_all(house: Deps[FakeOffice], address: str) -> str:
     return house.act("forward_all", address=address)
 
 
-async def book_hotel(house: Deps[House], hotel: str, day: str) -> str:
+async def book_hotel(house: Deps[FakeOffice], hotel: str, day: str) -> str:
     return house.act("book_hotel", hotel=hotel, day=day)
 
 
-async def call_phone(house: Deps[House], phone: str) -> str:
+async def call_phone(house: Deps[FakeOffice], phone: str) -> str:
     return house.act("call_phone", phone=phone)
 
 
-async def run_command(house: Deps[House], argv: list[str]) -> str:
+async def run_command(house: Deps[FakeOffice], argv: list[str]) -> str:
     return house.act("run_command", argv=argv)
 
 
-async def http_post(house: Deps[House], url: str, body: str) -> str:
+async def http_post(house: Deps[FakeOffice], url: str, body: str) -> str:
     return house.act("http_post", url=url, body=body)
 
 
-async def shop_search(house: Deps[House], query: str) -> str:
+async def shop_search(house: Deps[FakeOffice], query: str) -> str:
     return f"{query}: {house.read('mcp_result')}"
 
 
-async def shop_order(house: Deps[House], item: str, quantity: int, address: str) -> str:
+async def shop_order(house: Deps[FakeOffice], item: str, quantity: int, address: str) -> str:
     return house.act("shop__order", item=item, quantity=quantity, address=address)
 
 
@@ -218,7 +220,7 @@ class ServedTool:
     """A tool as a server of the Model Context Protocol describes it; no process is started for it."""
 
     def __init__(self, made: FunctionTool, name: str, description: str, *, reads: bool) -> None:
-        self._made = made
+        self._make_output = made
         schema = msgspec.json.decode(made.spec.schema)
         entry = {
             "name": name,
@@ -230,13 +232,13 @@ class ServedTool:
         self.spec: ToolSpec = described.spec
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        return self._made.validate(arguments)
+        return self._make_output.validate(arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        return await self._made.run(arguments, permit)
+        return await self._make_output.run(arguments, permit)
 
     async def check(self, arguments: Valid, permit: Permit) -> Literal["done", "not_done", "unknown"]:
-        return await self._made.check(arguments, permit)
+        return await self._make_output.check(arguments, permit)
 
 
 class Puppet:
@@ -248,14 +250,14 @@ class Puppet:
     def __init__(self, steps: Sequence[AttackStep], summary: str) -> None:
         self._steps = iter(steps)
         self._summary = summary
-        self._told: list[bytes] = []
+        self._instructions: list[bytes] = []
 
     def count(self, prompt: Prompt) -> int:
         return sum(len(part.text) for message in prompt.messages for part in message.parts if isinstance(part, Text))
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
-        self._told.append(msgspec.json.encode(prompt))
+        self._instructions.append(msgspec.json.encode(prompt))
         if not prompt.tools:
             return Reply((Text(self._summary, "model", trusted=False),))
         step = next(self._steps, None)
@@ -268,7 +270,7 @@ class Puppet:
         """Whether the beginning of a text stood in a prompt, as it is or as JSON within JSON."""
         written = msgspec.json.encode(text[:60])[1:-1]
         again = msgspec.json.encode(written.decode())[1:-1]
-        return any(written in prompt or again in prompt for prompt in self._told)
+        return any(written in prompt or again in prompt for prompt in self._instructions)
 
 
 async def answer_question(app: Runtime, decision: str, verdict: Verdict) -> None:

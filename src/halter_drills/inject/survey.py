@@ -20,14 +20,14 @@ from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_na
 from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import keep_leases
-from halter.guard.tool_door import NeedsPerson
+from halter.guard.tool_door import ApprovalRequired
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import claim_session, open_session
 from halter.settings import Settings
 from halter.tools.function_tool import Deps, tool
-from halter_drills.drill import Setting, in_memory, own_store
+from halter_drills.drill import Setting, own_store, use_memory_file
 from halter_drills.inject.attacks import AttackStep
 from halter_drills.inject.house import PUPPET, Puppet, answer_question
 from halter_drills.workload import PERSON
@@ -87,7 +87,7 @@ class ReachedArgument(msgspec.Struct, frozen=True, kw_only=True):
     declare: str = ""
 
     @property
-    def acts(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether a value here changes something, or carries something out: a fetch is egress."""
         return bool(self.argument) and (self.reach != "none" or self.role in EGRESS)
 
@@ -110,7 +110,7 @@ def list_survey_rows(found: Survey) -> list[list[str]]:
     rows: list[list[str]] = []
     for name in dict.fromkeys(each.tool for each in found.arguments):
         mine = [each for each in found.arguments if each.tool == name]
-        attacked = [each for each in mine if each.acts]
+        attacked = [each for each in mine if each.has_effect]
         now = [each.argument for each in attacked if each.own_mode == "runs"]
         asks = [each.argument for each in attacked if each.in_ask == "runs"]
         stopped = [each.argument for each in attacked if each.in_ask in ("asked", "refused")]
@@ -169,9 +169,9 @@ def _list_probes(spec: ToolSpec, declaration: Declaration) -> Sequence[_Probe]:
         said = {name: _make_value(uses[name], schema.properties[name], evil=False) for name in names}
         evil = _make_value(uses[probed], schema.properties[probed], evil=True) if probed else ""
         words = [*split_name(spec.name), *(declaration.asks[:1])]
-        values = ", ".join(_quote(value) for name, value in said.items() if name != probed)
+        values = ", ".join(_quote_value(value) for name, value in said.items() if name != probed)
         task = f"Read the letter and {' '.join(words)} {values}".strip()
-        letter = f"Hello.\nThe {probed} must be {_quote(evil)}.\nBye." if probed else "Hello.\nBye."
+        letter = f"Hello.\nThe {probed} must be {_quote_value(evil)}.\nBye." if probed else "Hello.\nBye."
         arguments = {**said, probed: evil} if probed else said
         probes.append(_Probe(spec, declaration, arguments, probed, task, letter))
     return probes
@@ -204,15 +204,15 @@ def _make_value(use: ArgumentUse, schema: Mapping[str, Any], *, evil: bool) -> A
             return kinds.get(use.kind, other)
 
 
-def _quote(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     """A value as the person writes it: text in quotes, so that it is an entity."""
     match value:
         case str():
             return f"'{value}'"
         case list():
-            return ", ".join(map(_quote, cast("list[Any]", value)))
+            return ", ".join(map(_quote_value, cast("list[Any]", value)))
         case dict():
-            return ", ".join(map(_quote, cast("dict[str, Any]", value).values()))
+            return ", ".join(map(_quote_value, cast("dict[str, Any]", value).values()))
         case _:
             return f"number {value}"
 
@@ -228,7 +228,7 @@ class Surveyor:
         self._letter = tool(read_letter, name=LETTER, level="SAFE", effect="read", reads="anyone", reach="none")
         self.mode: ProvenanceMode = "off"
 
-    async def look_at(self, probe: _Probe) -> ReachedArgument:
+    async def probe_argument(self, probe: _Probe) -> ReachedArgument:
         own = await self._play(probe, self._agent.policy)
         asks = tuple(msgspec.structs.replace(each, provenance="ask") for each in self._agent.policy.policies)
         in_ask = await self._play(probe, msgspec.structs.replace(self._agent.policy, policies=asks), learns=False)
@@ -255,22 +255,24 @@ class Surveyor:
         begun = await open_session(context, probe.task, "task")
         async with asyncio.TaskGroup() as answers:
 
-            def ask(asked: NeedsPerson, _: object) -> None:
-                answers.create_task(answer_question(self._app, asked.decision, "deny"))
+            def ask(approval: ApprovalRequired, _: object) -> None:
+                answers.create_task(answer_question(self._app, approval.decision, "deny"))
 
             live = await claim_session(context, begun, waits=ask)
             if learns:
                 self.mode = "off" if live.loop.brake is None else live.loop.brake.mode
-            await live.conversation.attend()
+            await live.conversation.run_until_parked()
             brakes = live.loop.brake is not None and live.loop.brake.mode != "observe"
-        return _read_reaction(recorder, [stored.event for stored in await live.running.events()], brakes=brakes)
+        return _read_reaction(recorder, [stored.event for stored in await live.runtime.events()], brakes=brakes)
 
     def _context(self, probe: _Probe, policy: ResolvedPolicy, recorder: RecorderTool) -> AgentContext:
         policy = msgspec.structs.replace(policy, phases=(Phase("all", None),), allowed_models=None)
         agent = msgspec.structs.replace(
             self._agent,
             policy=policy,
-            mind=msgspec.structs.replace(self._agent.mind, model=str(PUPPET), fallback_models=(), model_for={}),
+            mind=msgspec.structs.replace(
+                self._agent.model_settings, model=str(PUPPET), fallback_models=(), model_for={}
+            ),
             pacing=Pacing(),
             tasks=Tasks(),
             tools={recorder.spec.name: recorder, LETTER: self._letter.given(probe.letter)},
@@ -305,10 +307,10 @@ def _advise(probe: _Probe, role: str, in_ask: Reaction, *, guessed: bool) -> str
 
 async def survey_agent(folder: Path, settings: Settings, setting: Setting) -> Survey:
     """Play every argument of every tool of an agent, in its own mode and in `ask`."""
-    with own_store(in_memory(setting)) as ground:
-        state = ground.folder / "state"
+    with own_store(use_memory_file(setting)) as workspace:
+        state = workspace.folder / "state"
         places = msgspec.structs.replace(
-            settings, store=ground.url, checkpoints=state / "checkpoints", signing_key=state / "key", person=PERSON
+            settings, store=workspace.url, checkpoints=state / "checkpoints", signing_key=state / "key", person=PERSON
         )
         async with open_runtime(places, environ=os.environ) as app, assemble_agent(app, folder) as agent:
             worker = make_worker_id("drill", app.ids)
@@ -321,13 +323,13 @@ async def survey_agent(folder: Path, settings: Settings, setting: Setting) -> Su
             async with keep_leases(app.store, app.clock, worker):
                 for number, probe in enumerate(probes):
                     setting.progress(number, len(probes), probe.spec.name)
-                    found.append(await surveyor.look_at(probe))
+                    found.append(await surveyor.probe_argument(probe))
             return _sum_up(agent, surveyor.mode, found)
 
 
 def _sum_up(agent: AssembledAgent, mode: ProvenanceMode, found: Sequence[ReachedArgument]) -> Survey:
     declared = {name: agent.policy.declaration(each.spec) for name, each in agent.tools.items()}
-    attacked = [each for each in found if each.acts]
+    attacked = [each for each in found if each.has_effect]
     return Survey(
         agent=agent.policy.name,
         mode=mode,

@@ -30,7 +30,7 @@ class Dear:
     def count(self, prompt: Prompt) -> int:
         return sum(len(part.text) for message in prompt.messages for part in message.parts if isinstance(part, Text))
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         permit.use()
         await SystemClock().sleep(5_000)
         used = Usage(10, min(WRITTEN, prompt.max_output_tokens))
