@@ -322,7 +322,7 @@ async def serve(ticket):
     print(ticket.session, flush=True)
     await asyncio.Event().wait()
 
-asyncio.run(ProcrastinateQueue(sys.argv[1], SystemClock(), {"clerk": "1"}).hand_out(serve, 2))
+asyncio.run(ProcrastinateQueue(sys.argv[1], SystemClock(), {"clerk": "1"}).serve(serve, 2))
 """
 
 

@@ -369,7 +369,8 @@ def describe_cap_reached(verdict: CapReached) -> str:
     remaining = max(0, verdict.cap - verdict.budget.spent)
     if verdict.leg.unit == "tokens":
         return f"It may use {verdict.leg.amount:,} tokens, and {remaining:,} are left of the token budget of {where}."
-    return f"It may cost {format_micros(verdict.leg.amount)}, and {format_micros(remaining)} is left of the cap of {where}."
+    cost = format_micros(verdict.leg.amount)
+    return f"It may cost {cost}, and {format_micros(remaining)} is left of the cap of {where}."
 
 
 def _make_question(request: CallRequest, need: RequiredApproval, now: int) -> DecisionAsked:

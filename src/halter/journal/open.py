@@ -209,7 +209,8 @@ class OlderCopy(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         put_back = "Put it back, or begin" if self.kind == "gone" else "Put the newer one back, or go on with this one,"
         without = " a new one:" if self.kind == "gone" else " without what is missing:"
-        return f"{self.describe_missing()} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
+        missing = self.describe_missing()
+        return f"{missing} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
 
     def describe_missing(self) -> str:
         when = _format_utc(self.at)

@@ -421,8 +421,8 @@ def check_presence(found: Sequence[WorkerView], now: int, idle: Sequence[str] = 
         names = ", ".join(idle[:MAX_IDLE_NAMES]) + (", …" if len(idle) > MAX_IDLE_NAMES else "")
         return warn_check(
             "workers",
-            f"{sentence} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; nothing "
-            "starts by itself until then.",
+            f"{sentence} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; "
+            "nothing starts by itself until then.",
         )
     return pass_check("workers", sentence)
 
@@ -441,11 +441,11 @@ def check_versions(found: Sequence[WorkerView]) -> Check | None:
             known.setdefault(worker.version, set()).add(worker.host)
     if len(known) < 2:  # noqa: PLR2004  two are side by side
         return None
-    sentence = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
+    versions = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
     return warn_check(
         "versions",
-        f"Workers run several versions of Halter ({sentence}). That is fine while you bring one machine after the other to "
-        "the newer one. If you are done, one was forgotten: install the newer one there, and start it again.",
+        f"Workers run several versions of Halter ({versions}). That is fine while you bring one machine after the "
+        "other to the newer one. If you are done, one was forgotten: install the newer one there, and start it again.",
     )
 
 

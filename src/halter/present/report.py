@@ -146,8 +146,8 @@ def describe_worker_condition(worker: WorkerView, now: int) -> str:
     match worker.health:
         case "lapsed":
             return (
-                f"Lost: last heartbeat {describe_last_heartbeat(worker, now)}. Its sessions move to another worker with "
-                "these agents; start it again if there is none."
+                f"Lost: last heartbeat {describe_last_heartbeat(worker, now)}. Its sessions move to another worker "
+                "with these agents; start it again if there is none."
             )
         case "left":
             return "It ended in good order."
@@ -163,8 +163,8 @@ def describe_outdated_agents(worker: WorkerView) -> str:
     if not worker.waiting or worker.closing:
         return ""
     return (
-        f"Another worker has newer files of {', '.join(worker.waiting)}, and runs their sessions: update this folder to "
-        "the same version and restart it."
+        f"Another worker has newer files of {', '.join(worker.waiting)}, and runs their sessions: update this folder "
+        "to the same version and restart it."
     )
 
 

@@ -369,9 +369,8 @@ async def describe_needs(store: Store, now: int) -> str:
         lines.append(f"{many} for you. Say approve or deny, with the id if there are several.")
     for decision in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - decision.asked_at))
-        lines.append(
-            f"- {decision.decision}: {describe_decision(decision)} ({ago} ago)\n{_indent(escape_hidden(decision.display_text))}".rstrip()
-        )
+        text = _indent(escape_hidden(decision.display_text))
+        lines.append(f"- {decision.decision}: {describe_decision(decision)} ({ago} ago)\n{text}".rstrip())
     lines += [*_describe_more(len(found)), *([f"{'This' if not found else 'Also this'} needs you:"] if needs else [])]
     lines += [f"- {need.line}" for need in needs[:MAX_LISTED_ROWS]]
     return "\n".join([*lines, *_describe_more(len(needs))])
@@ -405,7 +404,8 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
     unseen = ahead or not await _was_shown(context, session, decision.decision)
     if said.implied and said.verdict == "approve" and unseen:
         # This decision may have replaced the one that they saw or were typing about.
-        shown = f"- {decision.decision}: {describe_decision(decision)}\n{_indent(escape_hidden(decision.display_text))}".rstrip()
+        text = _indent(escape_hidden(decision.display_text))
+        shown = f"- {decision.decision}: {describe_decision(decision)}\n{text}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(decision, said.verdict, app.settings.person, app.ids.make())
     events = (await context.store.commit(write)).events

@@ -171,8 +171,8 @@ async def _remaining_cap(context: AgentContext, parent: SessionRow) -> tuple[int
 async def explain_insufficient_cap(context: AgentContext, parent: SessionRow) -> str:
     _, remaining = await _remaining_cap(context, parent)
     return (
-        f"There is too little money for another session: {format_micros(remaining or 0)} is left in {parent.session}, a "
-        f"part of it gets at most half of that, and at least {format_micros(MIN_SUB_SESSION_CAP)}. To raise the cap: "
+        f"There is too little money for another session: {format_micros(remaining or 0)} is left in {parent.session}, "
+        f"a part of it gets at most half of that, and at least {format_micros(MIN_SUB_SESSION_CAP)}. To raise the cap: "
         f"halter budget raise session:{parent.session} AMOUNT"
     )
 

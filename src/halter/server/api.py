@@ -143,9 +143,8 @@ async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
     if operation.writes:
         given = await _body(request)
         if operation.path_parameters & given.keys():
-            fail_invalid(
-                f"{', '.join(sorted(operation.path_parameters & given.keys()))} stands in the path, and not in the body."
-            )
+            names = ", ".join(sorted(operation.path_parameters & given.keys()))
+            fail_invalid(f"{names} stands in the path, and not in the body.")
     else:
         given = {name: text for name, text in request.query_params.items() if name in names}
         for field in msgspec.structs.fields(operation.parameters):
